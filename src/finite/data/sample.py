@@ -1,0 +1,68 @@
+"""What the readers produce: images with their objects, and what was found wrong on the way.
+
+One convention for boxes, everywhere in the project: (xmin, ymin, xmax, ymax) in float pixels of the upright image
+(turned as its EXIF tag says), counted from 0, right and bottom exclusive (half-open): width is xmax - xmin.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that the readers or the audit noticed.
+
+    `file` is relative to the data root (None: the whole set), `line` and `object` count from 1, `kind` is a word of
+    the vocabulary in docs/data.md, `action` one of drop_object, drop_image, drop_file, fix, note, refuse.
+    """
+
+    kind: str
+    action: str
+    reason: str
+    file: str | None = None
+    line: int | None = None
+    object: int | None = None
+    value: str | None = None
+
+
+@dataclass(frozen=True)
+class Object:
+    """One annotated object: class name, box (module's convention), and where it is written (file and object or line)."""
+
+    label: str
+    box: tuple[float, float, float, float]
+    source: str
+    ignore: bool = False  # crowd region or VOC "difficult": kept for evaluation protocols, never a training target
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One image: `id` is its path relative to the data root with forward slashes; the same id in every run.
+
+    `width` and `height` are those of the upright image. An image without objects is used only if the annotations say
+    that it holds none (`negative`).
+    """
+
+    id: str
+    path: Path
+    width: int
+    height: int
+    objects: tuple[Object, ...]
+    source: str
+    negative: bool = False
+
+
+@dataclass
+class ImageSet:
+    """A folder as read: format, class names (position = class number), images per split, findings.
+
+    `splits` holds the keys train, validation, test as far as the folder declares them; a folder that declares none
+    has everything under "all".
+    """
+
+    root: Path
+    format: str
+    classes: list[str]
+    splits: dict[str, list[ImageRecord]]
+    findings: list[Finding] = field(default_factory=list)
+    class_ids: dict[str, int] = field(default_factory=dict)  # class name -> number used in the files, where they use one
