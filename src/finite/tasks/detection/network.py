@@ -1,0 +1,196 @@
+"""The detection network: a small residual backbone, a classification head and a box head; and the predictor around it.
+
+Image in as 0..255 RGB, standardised inside by the training split's statistics. The box head answers in z-scores of
+(center_x, center_y, width, height); `Predictor` turns them back into pixels. All statistics are parameters that no
+optimizer touches, so they travel in the checkpoint and in the exported graph.
+"""
+
+import hashlib
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+#: Strides of the stem and of the four stages; their product is the stride of the feature map.
+STRIDES = (2, 2, 2, 2, 1)
+#: Channels of the four stages, in multiples of `width`.
+MULTIPLES = (1, 2, 4, 6)
+STRIDE = int(np.prod(STRIDES))
+
+
+def conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution without bias (BatchNorm follows), padded equally on all sides as ONNX export needs it."""
+    return nn.Conv2d(in_channels, out_channels, size, stride, pad_mode="pad", padding=size // 2, has_bias=False)
+
+
+class ResidualBlock(nn.Cell):
+    """conv3x3-BN-ReLU-conv3x3-BN plus a shortcut, then ReLU (He et al. 2015, arXiv:1512.03385, section 3.3).
+
+    The shortcut is a strided 1x1 convolution with BN where shape changes, else the input itself.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = conv(in_channels, out_channels, 3, stride)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = conv(out_channels, out_channels, 3)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.relu = nn.ReLU()
+        self.projects = stride != 1 or in_channels != out_channels
+        if self.projects:
+            self.shortcut = nn.SequentialCell(conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+
+    def construct(self, x):
+        out = self.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        if self.projects:
+            x = self.shortcut(x)
+        return self.relu(out + x)
+
+
+class Backbone(nn.Cell):
+    """(B, 3, S, S) standardised image -> (B, 6 x width, S / 16, S / 16) features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        channels = [width, *(width * multiple for multiple in MULTIPLES)]
+        self.stem = nn.SequentialCell(conv(3, width, 3, STRIDES[0]), nn.BatchNorm2d(width), nn.ReLU())
+        self.stages = nn.SequentialCell(
+            *(ResidualBlock(*pair, stride) for *pair, stride in zip(channels, channels[1:], STRIDES[1:]))
+        )
+        self.out_channels = channels[-1]
+
+    def construct(self, x):
+        return self.stages(self.stem(x))
+
+
+class Classifier(nn.Cell):
+    """Mean over the map, then Dense: (B, K, h, w) features -> (B, C) logits."""
+
+    def __init__(self, in_channels: int, classes: int) -> None:
+        super().__init__()
+        self.dense = nn.Dense(in_channels, classes)
+
+    def construct(self, features):
+        return self.dense(ops.mean(features, (2, 3)))
+
+
+class BoxHead(nn.Cell):
+    """Dense-BatchNorm1d-ReLU-Dense(4) on the flattened map: (B, K, h, w) features -> (B, 4) z-scored box.
+
+    A 1x1 convolution to `reduced` channels comes first, because position needs the map but not every channel of it;
+    `reduced` 0 flattens the whole map.
+    """
+
+    def __init__(self, in_channels: int, side: int, reduced: int, hidden: int) -> None:
+        super().__init__()
+        self.reduces = reduced > 0
+        if self.reduces:
+            self.reduce = nn.SequentialCell(conv(in_channels, reduced, 1), nn.BatchNorm2d(reduced), nn.ReLU())
+        self.hidden = nn.Dense((reduced or in_channels) * side * side, hidden)
+        self.norm = nn.BatchNorm1d(hidden)
+        self.relu = nn.ReLU()
+        self.box = nn.Dense(hidden, 4)
+
+    def construct(self, features):
+        if self.reduces:
+            features = self.reduce(features)
+        return self.box(self.relu(self.norm(self.hidden(ops.flatten(features)))))
+
+
+class Network(nn.Cell):
+    """(B, 3, S, S) image 0..255 -> logits (B, C), z-scored box (B, 4), features (B, K, S / 16, S / 16).
+
+    `frozen_backbone` (set it before the cell is compiled) stops the gradient at the features, so that a stage which
+    trains a head alone pays for no backward pass through the backbone. `seed` alone decides the initial weights.
+    `image_size` is a multiple of 16; `box_channels` 0 lets the box head see the whole map.
+    """
+
+    def __init__(
+        self, classes: int, image_size: int, width: int = 32, box_channels: int = 32, box_hidden: int = 128, seed: int = 1
+    ) -> None:
+        super().__init__()
+        if image_size % STRIDE:
+            raise ValueError(f"image size {image_size} is not a multiple of the backbone's stride {STRIDE}")
+        self.classes = classes
+        self.image_size = image_size
+        self.frozen_backbone = False
+        self.backbone = Backbone(width)
+        self.classifier = Classifier(self.backbone.out_channels, classes)
+        self.box_head = BoxHead(self.backbone.out_channels, image_size // STRIDE, box_channels, box_hidden)
+        self.input_mean = constant("input_mean", np.zeros(3))
+        self.input_std = constant("input_std", np.ones(3))
+        self.box_mean = constant("box_mean", np.zeros(4))
+        self.box_std = constant("box_std", np.ones(4))
+        initialise(self, seed)
+
+    def set_statistics(self, input_mean, input_std, box_mean, box_std) -> None:
+        """Set the statistics: RGB mean and deviation (3,) on the 0..255 scale, box mean and deviation (4,) in px.
+
+        Only before the cell is compiled. Raises ValueError for a value that is not finite or a deviation not above 0.
+        """
+        for name, value in (("input_mean", input_mean), ("input_std", input_std), ("box_mean", box_mean), ("box_std", box_std)):
+            value = np.asarray(value, np.float32)
+            if not np.isfinite(value).all() or (name.endswith("std") and (value <= 0).any()):
+                raise ValueError(f"{name} = {value.tolist()} can't scale anything")
+            parameter = getattr(self, name)
+            if value.shape != parameter.shape:
+                raise ValueError(f"{name} has shape {value.shape}, wanted {parameter.shape}")
+            parameter.set_data(Tensor(value))
+
+    def construct(self, image):
+        x = (image - self.input_mean.reshape((1, 3, 1, 1))) / self.input_std.reshape((1, 3, 1, 1))
+        features = self.backbone(x)
+        if self.frozen_backbone:
+            features = ops.stop_gradient(features)
+        return self.classifier(features), self.box_head(features), features
+
+
+class Predictor(nn.Cell):
+    """What evaluation and export run: (B, S, S, 3) RGB image 0..255, uint8 or float -> probabilities (B, C), boxes (B, 4).
+
+    Boxes are (xmin, ymin, xmax, ymax) in pixels of the network's input, clipped to it. The clipping compares and
+    selects, because `clamp` and `maximum` would turn a NaN into an innocent number.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.size = float(network.image_size)
+
+    def construct(self, image):
+        image = ops.transpose(ops.cast(image, self.network.box_mean.dtype), (0, 3, 1, 2))
+        logits, box, _ = self.network(image)
+        probabilities = ops.softmax(ops.cast(logits, self.network.box_mean.dtype), -1)
+        box = ops.cast(box, self.network.box_mean.dtype) * self.network.box_std + self.network.box_mean
+        center, extent = box[:, :2], box[:, 2:]
+        half = ops.select(extent < 0, ops.zeros_like(extent), extent) * 0.5
+        corners = ops.concat((center - half, center + half), 1)
+        corners = ops.select(corners < 0, ops.zeros_like(corners), corners)
+        corners = ops.select(corners > self.size, ops.zeros_like(corners) + self.size, corners)
+        return probabilities, corners
+
+
+def constant(name: str, value: np.ndarray) -> Parameter:
+    """A float32 parameter that is saved with the network and never trained."""
+    return Parameter(Tensor(value.astype(np.float32)), name=name, requires_grad=False)
+
+
+def initialise(network: nn.Cell, seed: int) -> None:
+    """Draw every weight matrix and kernel from (seed, parameter name) alone; BatchNorm keeps 1 and 0, biases start at 0.
+
+    Normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852). A residual block starts as its shortcut: the
+    last BatchNorm's gamma is 0 (Goyal et al. 2017, arXiv:1706.02677). The last layer of each head starts small, so
+    that training begins at equal class probabilities and at the mean box.
+    """
+    for name, parameter in network.parameters_and_names():
+        if name.endswith("norm2.gamma"):
+            parameter.set_data(Tensor(np.zeros(parameter.shape, np.float32)))
+        elif name.endswith("bias"):
+            parameter.set_data(Tensor(np.zeros(parameter.shape, np.float32)))
+        elif parameter.ndim >= 2:
+            key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little")
+            scale = np.sqrt(2 / np.prod(parameter.shape[1:]))
+            if name in ("classifier.dense.weight", "box_head.box.weight"):
+                scale *= 0.1
+            value = np.random.Generator(np.random.Philox(key=key)).standard_normal(parameter.shape) * scale
+            parameter.set_data(Tensor(value.astype(np.float32)))
