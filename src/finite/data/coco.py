@@ -1,0 +1,251 @@
+"""COCO: one JSON per split, with images, annotations and categories.
+
+Category ids may have gaps and any order; the class number is the position among the sorted ids, and the map is kept in
+`ImageSet.class_ids`. Masks are not read: an annotation is its bbox. Crowd regions are never a training target.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
+from finite.data.boxes import NumberFault, number
+from finite.data.conventions import Convention
+from finite.data.index import Index, escapes, fold, scan, split_of_folders, split_of_word, stem
+from finite.data.sample import Finding, ImageSet
+from finite.data.text import TextError, read_text
+
+_LIMIT = 2 << 30                    # bytes of one JSON file
+
+
+@dataclass
+class _File:
+    """One annotation file: its document and the split that its name or folder speaks of."""
+
+    path: str
+    document: dict[str, Any]
+    split: str | None
+
+
+def read(root: Path, index: Index | None = None) -> ImageSet:
+    """The COCO set below `root`: every JSON file that holds images and categories."""
+    index = index or scan(root)
+    findings: list[Finding] = []
+    files = _files(index, findings)
+    names = _class_names(files, findings)
+    raws: dict[str, RawImage] = {}
+    mentioned: set[str] = set()
+    for file in files:
+        for raw in _read_file(index, file, names, mentioned, findings):
+            earlier = raws.setdefault(raw.image, raw)
+            if earlier is not raw:
+                _merge(earlier, raw, findings)
+    missing_labels(index, mentioned, findings)
+    classes = list(dict.fromkeys(names[key] for key in sorted(names, key=_id_order)))
+    numbers = {name: key for key, name in reversed(names.items()) if isinstance(key, int)}
+    return assemble(index, "coco", list(raws.values()), Convention("xywh"), findings, classes, numbers)
+
+
+def load_json(path: Path) -> tuple[Any, str | None]:
+    """A JSON document and the legacy code page that had to be assumed, if any. Raises TextError."""
+    text = read_text(path, _LIMIT)
+    try:
+        return json.loads(text.text), text.code_page
+    except (ValueError, RecursionError) as error:
+        reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise TextError(f"is not JSON: {reason}") from error
+
+
+def looks_like(path: Path) -> bool:
+    """Whether a JSON file may be COCO: the keys that every COCO file has occur in it."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(1 << 20)
+            file.seek(max(0, path.stat().st_size - (1 << 16)))
+            tail = file.read()
+    except OSError:
+        return False
+    both = (head + tail).replace(b"\0", b"")
+    return b'"images"' in both and (b'"annotations"' in both or b'"categories"' in both)
+
+
+def _files(index: Index, findings: list[Finding]) -> list[_File]:
+    found = []
+    for path in index.with_suffix(".json"):
+        if not looks_like(index.path(path)):
+            continue
+        try:
+            document, code_page = load_json(index.path(path))
+        except TextError as error:
+            findings.append(Finding("unreadable_label", "drop_file", str(error), path))
+            continue
+        if code_page:
+            findings.append(Finding("bad_encoding", "fix", f"is not UTF-8; read as {code_page}", path, value=code_page))
+        if not isinstance(document, dict) or not isinstance(document.get("images"), list):
+            findings.append(Finding("unreadable_label", "drop_file", "has no list of images", path))
+            continue
+        if isinstance(document.get("categories"), list):     # captions and image lists have none
+            found.append(_File(path, document, split_of_word(stem(path)) or split_of_folders(path)))
+    # person_keypoints_train2017 repeats what instances_train2017 holds.
+    main = {file.split for file in found if "instances" in file.path.lower()}
+    return [file for file in found if "instances" in file.path.lower() or file.split not in main]
+
+
+def _class_names(files: list[_File], findings: list[Finding]) -> dict[Any, str]:
+    """Category id -> class name over all files, in the order of the files."""
+    names: dict[Any, str] = {}
+    for file in files:
+        for position, category in enumerate(file.document["categories"], start=1):
+            if not isinstance(category, dict) or not _is_id(category.get("id")):
+                findings.append(Finding("unknown_class", "note", f"category {position} has no id", file.path,
+                                        value=_short(category)))
+                continue
+            key, written = category["id"], category.get("name")
+            name = str(written).strip() if isinstance(written, (str, int, float)) else ""
+            if not name:
+                findings.append(Finding("missing_class", "note", f"category {key} has no name; called {key}", file.path))
+                name = str(key)
+            elif isinstance(written, str) and name != written:
+                findings.append(Finding("label_whitespace", "fix", f"blanks around the class name {name!r} stripped",
+                                        file.path, value=repr(written)))
+            if names.setdefault(key, name) != name:
+                findings.append(Finding("duplicate_id", "refuse", f"category id {key} is {names[key]!r} and {name!r}: which "
+                                        "is meant? Nothing is used until the files agree", file.path, value=str(key)))
+    for name, count in Counter(names.values()).items():
+        if count > 1:
+            ids = ", ".join(str(key) for key, other in names.items() if other == name)
+            findings.append(Finding("near_duplicate_class", "note", f"{name!r} stands under the ids {ids}; taken as one class",
+                                    value=name))
+    return names
+
+
+def _read_file(index: Index, file: _File, names: dict[Any, str], mentioned: set[str],
+               findings: list[Finding]) -> list[RawImage]:
+    def say(kind: str, action: str, reason: str, at: str = file.path, obj: int | None = None, value: Any = None) -> None:
+        findings.append(Finding(kind, action, reason, at, object=obj, value=None if value is None else _short(value)))
+
+    entries: dict[Any, list[tuple[int, dict]]] = {}
+    for position, entry in enumerate(file.document["images"], start=1):
+        if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not isinstance(entry.get("file_name"), str):
+            say("missing_image", "drop_image", f"images[{position}] has no id or no file_name", value=entry)
+            continue
+        entries.setdefault(entry["id"], []).append((position, entry))
+    by_id: dict[Any, RawImage] = {}
+    gone: set[Any] = set()          # ids whose picture is set aside, with a finding of its own
+    for key, claims in entries.items():
+        distinct = {entry["file_name"] for _, entry in claims}
+        if len(distinct) > 1:
+            where = " and ".join(f"images[{position}] {entry['file_name']}" for position, entry in claims)
+            for _, entry in claims:
+                found = _find_image(index, file, entry["file_name"])
+                mentioned.update(found)
+                say("duplicate_id", "drop_image", f"image id {key} is used by {where}: whose boxes are whose?",
+                    found[0] if found else entry["file_name"], value=key)
+            gone.add(key)
+            continue
+        name = claims[0][1]["file_name"]
+        found = _find_image(index, file, name)
+        mentioned.update(found)
+        if len(found) != 1:
+            gone.add(key)
+            if found:
+                say("ambiguous_image", "drop_image", f"more than one picture fits: {', '.join(found[:3])}", name, value=name)
+            elif escapes(name):
+                say("path_escape", "drop_image", "no picture here has this name, and the name leads out of the folder: not "
+                    "opened", name, value=name)
+            else:
+                say("missing_image", "drop_image", f"listed in {file.path}, but the picture is not there", name)
+            continue
+        if fold(stem(found[0])) != fold(stem(name)) or found[0].rsplit(".", 1)[-1].lower() != name.rsplit(".", 1)[-1].lower():
+            say("name_mismatch", "note", f"{found[0]} is taken", value=name)
+        by_id[key] = RawImage(found[0], file.path, [], _size(claims[0][1]), file.split, unit="annotation")
+    annotations = file.document.get("annotations")
+    _read_annotations(annotations if isinstance(annotations, list) else [], by_id, gone, names, say)
+    return list(by_id.values())
+
+
+def _read_annotations(annotations: list, by_id: dict[Any, RawImage], gone: set, names: dict[Any, str], say) -> None:
+    seen: dict[Any, dict] = {}
+    for position, entry in enumerate(annotations, start=1):
+        if not isinstance(entry, dict):
+            say("bad_number", "drop_object", f"annotations[{position}] is not an object", value=entry)
+            continue
+        given = entry.get("id")
+        key = given if isinstance(given, int) and not isinstance(given, bool) else position
+        called = f"annotation {key}"
+        image_id = entry.get("image_id")
+        raw = by_id.get(image_id) if _is_id(image_id) else None
+        if raw is None:
+            if not _is_id(image_id) or image_id not in gone:
+                say("missing_image", "drop_object", f"{called} belongs to image id {_short(image_id)}, which is not listed",
+                    obj=key, value=image_id)
+            continue
+        if key in seen:
+            same = seen[key] == entry
+            say("duplicate_object" if same else "duplicate_id", "drop_object" if same else "note",
+                f"{called}: this id is used twice" + ("" if same else "; both objects are kept"), raw.image, key)
+            if same:
+                continue
+        seen[key] = entry
+        category = entry.get("category_id")
+        if not _is_id(category) or category not in names:
+            raw.lost += 1
+            say("unknown_class", "drop_object", f"{called}: category id {_short(category)} is not defined", raw.image, key,
+                category)
+            continue
+        box = entry.get("bbox")
+        if not isinstance(box, list) or len(box) != 4:
+            raw.lost += 1
+            missing = box is None
+            say("missing_box" if missing else "bad_number", "drop_object",
+                f"{called}: " + ("no bbox" if missing else "bbox is not a list of four numbers"), raw.image, key, box)
+            continue
+        try:
+            x, y, width, height = (number(value) for value in box)
+        except NumberFault as fault:
+            raw.lost += 1
+            say(fault.kind, "drop_object", f"{called}: {fault}", raw.image, key, box)
+            continue
+        crowd = entry.get("iscrowd") in (1, True, "1")
+        if crowd:
+            say("crowd", "drop_object", f"{called} is a crowd region", raw.image, key)
+        raw.objects.append(RawObject(names[category], (x, y, width, height), key, ignore=crowd))
+
+
+def _find_image(index: Index, file: _File, name: str) -> list[str]:
+    return index.find(name, file.path, file.split)
+
+
+def _merge(first: RawImage, second: RawImage, findings: list[Finding]) -> None:
+    """One picture listed twice, under two ids or in two files: its objects are taken together (repeats drop later)."""
+    if first.split != second.split:
+        findings.append(Finding("duplicate_image", "note", f"LEAK: listed in {first.split} and in {second.split}; it stays in "
+                                f"{first.split}", first.image, value=second.file))
+        return
+    findings.append(Finding("duplicate_id", "note", f"listed twice ({first.file}, {second.file}); its objects are taken "
+                            "together", first.image))
+    first.objects += second.objects
+    first.lost += second.lost
+
+
+def _size(entry: dict) -> tuple[float, float] | None:
+    try:
+        width, height = number(entry.get("width")), number(entry.get("height"))
+    except NumberFault:
+        return None
+    return (width, height) if width > 0 and height > 0 else None
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+def _id_order(key: Any) -> tuple:
+    return (isinstance(key, str), key)
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."

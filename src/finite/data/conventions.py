@@ -1,0 +1,90 @@
+"""Which convention the numbers of a set follow, judged from the set as a whole.
+
+A set whose boxes mostly fit another convention than the file claims must not be trained on the few that fit by luck.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from finite.data.boxes import Box, corners, fits
+from finite.data.sample import Finding
+
+_NAMES = {"xyxy": "left, top, right, bottom", "xywh": "left, top, width, height (xywh)",
+          "cxcywh": "centre x, centre y, width, height"}
+_ENOUGH = 3   # boxes that must speak for the other convention: one or two bad boxes are faults of their own
+
+
+@dataclass(frozen=True)
+class Convention:
+    """How a set's numbers are to be read: `form` and `normalised` as in `boxes.corners`.
+
+    `base` is the pixel count's origin (VOC only); `counts_from` is set where the origin is a setting to be checked
+    against the data. `columns` says where the user states the convention, for messages.
+    """
+
+    form: str
+    normalised: bool = False
+    base: int = 0
+    counts_from: int | None = None
+
+
+Boxes = Sequence[tuple[str, tuple[int, int], Sequence[Box]]]
+
+
+def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
+    """A `format_mixup` finding (refuse) where most boxes are impossible as claimed and all fit another convention.
+
+    `images` holds (annotation file, (width, height), values as written) per picture.
+    """
+    total, wrong, file = 0, 0, None
+    for name, size, boxes in images:
+        for values in boxes:
+            total += 1
+            if not _possible(values, convention.form, size, convention.normalised):
+                wrong += 1
+                file = file or name
+    if wrong < _ENOUGH or wrong * 2 <= total:
+        return None
+    for form, normalised in _others(convention):
+        good = sum(_possible(values, form, size, normalised) for _, size, boxes in images for values in boxes)
+        if good >= 0.9 * total:
+            now = _NAMES[convention.form] + (" as fractions" if convention.normalised else "")
+            then = _NAMES[form] + (" as fractions of the picture" if normalised else " in pixels")
+            return Finding("format_mixup", "refuse", f"{wrong} of {total} boxes are impossible as {now}, but {good} fit as "
+                           f"{then}: are these {then}? Nothing is used until the file says so", file,
+                           value=f"{wrong} of {total}")
+    return None
+
+
+def _others(convention: Convention) -> list[tuple[str, bool]]:
+    forms = [(form, convention.normalised) for form in ("xywh", "xyxy", "cxcywh") if form != convention.form]
+    return forms + [(form, not convention.normalised) for form in (convention.form, "xyxy", "xywh")]
+
+
+def _possible(values: Box, form: str, size: tuple[int, int], normalised: bool) -> bool:
+    if not normalised and max(values) <= 1:
+        return False   # fractions of a pixel are no pixel boxes
+    return fits(corners(values, form, size if normalised else None), *size)
+
+
+def origin_note(images: Sequence[tuple[tuple[int, int], Sequence[Box]]], convention: Convention) -> list[Finding]:
+    """A `coordinate_base` note where the data shows from what number pixels are counted.
+
+    0 among the left and top sides: from 0. Never 0, but 1, and right or bottom reach the full size: from 1.
+    """
+    zeros = ones = full = last = 0
+    for (width, height), boxes in images:
+        for x0, y0, x1, y1 in boxes:
+            zeros += (x0 == 0) + (y0 == 0)
+            ones += (x0 == 1) + (y0 == 1)
+            full += (x1 == width) + (y1 == height)
+            last += (x1 == width - 1) + (y1 == height - 1)
+    if zeros:
+        looks, why = 0, f"{zeros} left or top sides are 0"
+    elif ones and full:
+        looks, why = 1, f"no side is 0, {ones} left or top sides are 1, {full} right or bottom sides reach the full size"
+    else:
+        return []
+    setting = convention.counts_from
+    advice = "as it is read" if looks == setting else f"but is read as counting from {setting}: set data.voc_base={looks}"
+    return [Finding("coordinate_base", "note", f"the set looks {looks}-based ({why}), {advice}", value=str(looks))]

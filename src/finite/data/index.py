@@ -1,0 +1,137 @@
+"""The files below the data root, and how a name written in an annotation finds its picture among them.
+
+A written name is never joined to a folder and opened: it is looked up in this index. So no name can lead outside, and a
+foreign path, another ending, another case or another Unicode form of the same letters still finds the right file.
+"""
+
+import os
+import re
+import unicodedata
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+from finite.data.images import SUFFIXES
+
+_SPLITS = {"train": "train", "training": "train", "trainset": "train", "val": "validation", "valid": "validation",
+           "validation": "validation", "dev": "validation", "test": "test", "testing": "test", "testset": "test"}
+_WORD = re.compile(r"[a-z]+")
+
+
+def fold(name: str) -> str:
+    """A name in the form in which names are compared: composed Unicode, case ignored."""
+    return unicodedata.normalize("NFC", name).casefold()
+
+
+def stem(name: str) -> str:
+    """The last part of a path without a picture or annotation ending ("two..dots.jpg" -> "two..dots", "a.b" stays)."""
+    base = basename(name)
+    root, suffix = os.path.splitext(base)
+    return root if suffix.lower() in SUFFIXES or suffix.lower() in (".xml", ".txt", ".json") else base
+
+
+def basename(name: str) -> str:
+    return parts(name)[-1] if parts(name) else ""
+
+
+def parts(name: str) -> list[str]:
+    """The parts of a path written on any system, without drive, root, "." and ".."."""
+    name = re.sub(r"^(file:/*|[A-Za-z]:)", "", name.strip())
+    return [part for part in re.split(r"[\\/]+", name) if part not in ("", ".", "..")]
+
+
+def escapes(name: str) -> bool:
+    """Whether a written path is absolute or climbs: it would leave the folder if it were followed."""
+    return bool(re.match(r"\s*([A-Za-z]:)?[\\/]|\s*file:", name)) or ".." in re.split(r"[\\/]+", name)
+
+
+def split_of_word(word: str) -> str | None:
+    """The split that a file or folder name speaks of as a word of its own ("instances_val2017" -> validation)."""
+    found = {_SPLITS[part] for part in _WORD.findall(word.lower()) if part in _SPLITS}
+    return found.pop() if len(found) == 1 else None
+
+
+def split_of_folders(path: str) -> str | None:
+    """The split that the folders of a relative path speak of; the innermost one counts."""
+    for part in reversed(PurePosixPath(path).parts[:-1]):
+        split = _SPLITS.get(re.sub(r"[\d_-]+$", "", part.lower()))
+        if split:
+            return split
+    return None
+
+
+@dataclass
+class Index:
+    """Relative paths (forward slashes, sorted) of the files below `root`, hidden ones left out."""
+
+    root: Path
+    images: list[str]
+    others: list[str]
+    _by_stem: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
+
+    def __post_init__(self) -> None:
+        for path in self.images:
+            self._by_stem[fold(stem(path))].append(path)
+
+    def with_suffix(self, *suffixes: str) -> list[str]:
+        return [path for path in self.others if path.lower().endswith(suffixes)]
+
+    def path(self, relative: str) -> Path:
+        return self.root / relative
+
+    def same_stem(self, name: str) -> list[str]:
+        """The pictures whose stem is that of `name`, written plainly or with %20 and the like."""
+        found = self._by_stem.get(fold(stem(name)), [])
+        return found or (self._by_stem.get(fold(stem(unquote(name))), []) if "%" in name else [])
+
+    def find(self, name: str, near: str, split: str | None = None) -> list[str]:
+        """The pictures that fit `name` best: one, none, or several where nothing tells them apart.
+
+        What counts, in this order: the folders written in the name, the exact file name, the split, the folders of
+        `near` (the annotation file).
+        """
+        candidates = self.same_stem(name)
+        if len(candidates) <= 1:
+            return list(candidates)
+        wanted, base = [fold(part) for part in parts(name)[:-1]], basename(name)
+        near_folders = PurePosixPath(near).parts[:-1]
+
+        def rank(path: str) -> tuple:
+            *folders, last = PurePosixPath(path).parts
+            return (_common(list(reversed(wanted)), [fold(part) for part in reversed(folders)]),
+                    last == base, fold(last) == fold(base), stem(last) == stem(base),
+                    split is not None and split_of_folders(path) == split,
+                    _common(near_folders, folders) + _common(near_folders[::-1], folders[::-1]))
+
+        ranks = [rank(path) for path in candidates]
+        best = max(ranks)
+        return [path for path, value in zip(candidates, ranks) if value == best]
+
+
+def _common(a, b) -> int:
+    count = 0
+    for x, y in zip(a, b):
+        if x != y:
+            break
+        count += 1
+    return count
+
+
+def scan(root: Path) -> Index:
+    """All files below `root`. Linked folders are followed, each real folder once, so that a loop of links ends."""
+    images, others, seen = [], [], set()
+    for folder, names, files in os.walk(root, followlinks=True):
+        place = os.stat(folder)
+        if (place.st_dev, place.st_ino) in seen:
+            names.clear()
+            continue
+        seen.add((place.st_dev, place.st_ino))
+        names[:] = sorted(name for name in names if not name.startswith(".") and name != "__MACOSX")
+        relative = os.path.relpath(folder, root).replace(os.sep, "/")
+        prefix = "" if relative == "." else relative + "/"
+        for name in files:
+            if not name.startswith("."):
+                is_image = os.path.splitext(name)[1].lower() in SUFFIXES
+                (images if is_image else others).append(prefix + name)
+    return Index(root, sorted(images), sorted(others))
