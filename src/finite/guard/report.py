@@ -1,0 +1,104 @@
+"""StepReport: what one training step tells the host, in one fetch.
+
+The compiled step packs all of it into one float32 vector; `Layout` is the map of that vector, and `StepReport` reads
+it. The guard and the monitor know steps by this page only.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+#: The leading scalars of the vector. `reasons` of `ok` follow as flags further on.
+HEAD = ("ok", "total", "norm", "norm_clipped", "learning_rate", "scale", "norm_limit", "spike", "rate_bad")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of the report vector, in order, each with its shape. T terms, B samples, F checked fields, P trained
+    parameters, S BatchNorm statistics, K key points, G groups."""
+
+    terms: tuple[str, ...]
+    fields: tuple[str, ...]
+    parameters: tuple[str, ...]
+    statistics: tuple[str, ...]
+    points: tuple[str, ...]
+    groups: tuple[str, ...]
+    batch: int
+
+    def blocks(self) -> list[tuple[str, tuple[int, ...]]]:
+        t, b, p = len(self.terms), self.batch, len(self.parameters)
+        return [
+            ("head", (len(HEAD),)),
+            ("raw", (t,)),
+            ("bounded", (t,)),
+            ("weight_sum", (t,)),
+            ("values", (t, b)),
+            ("weights", (t, b)),
+            ("input_bad", (len(self.fields), b)),
+            ("square_sum", (p,)),
+            ("largest_gradient", (p,)),
+            ("gradient_bad", (p,)),
+            ("group_norm", (len(self.groups),)),
+            ("statistics_bad", (len(self.statistics),)),
+            ("point_bad", (len(self.points),)),
+            ("point_largest", (len(self.points),)),
+        ]
+
+    def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The blocks of a report vector by name. Raises ValueError when the vector's length is not the layout's."""
+        out, at = {}, 0
+        for name, shape in self.blocks():
+            size = int(np.prod(shape))
+            out[name] = vector[at : at + size].reshape(shape)
+            at += size
+        if at != vector.size:
+            raise ValueError(f"report vector holds {vector.size} numbers, its layout {at}")
+        return out
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One attempt at a step, as the graph decided and measured it. Nothing here is computed again on the host."""
+
+    step: int
+    layout: Layout
+    samples: tuple[int, ...]  # sample numbers, one per column of the tables
+    used: np.ndarray  # (B,) 1 for rows that count
+    blocks: Mapping[str, np.ndarray]
+    seconds: float
+
+    def __getattr__(self, name: str) -> float:
+        if name in HEAD:
+            return float(self.blocks["head"][HEAD.index(name)])
+        raise AttributeError(name)
+
+    @property
+    def good(self) -> bool:
+        """True when the weights were updated."""
+        return self.ok > 0.5
+
+    def table_bad(self) -> np.ndarray:
+        """(T, B) bool: cells of the value table that count and are not finite."""
+        return ~np.isfinite(self.blocks["values"]) & (self.blocks["weights"] > 0)
+
+    def named(self, block: str, names: Sequence[str]) -> list[str]:
+        """The names whose flag is set in a block of flags."""
+        return [name for name, flag in zip(names, self.blocks[block]) if flag > 0]
+
+    def bad_terms(self) -> list[str]:
+        return [name for name, row in zip(self.layout.terms, self.table_bad()) if row.any()]
+
+    def bad_fields(self) -> list[tuple[str, int]]:
+        """(field, row) of every input or target that is not finite or out of its declared range."""
+        field, row = np.nonzero(self.blocks["input_bad"] > 0)
+        return [(self.layout.fields[f], int(r)) for f, r in zip(field, row)]
+
+    def bad_gradients(self) -> list[str]:
+        return self.named("gradient_bad", self.layout.parameters)
+
+    def bad_statistics(self) -> list[str]:
+        return self.named("statistics_bad", self.layout.statistics)
+
+    def bad_points(self) -> list[str]:
+        return self.named("point_bad", self.layout.points)

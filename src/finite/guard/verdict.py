@@ -1,0 +1,77 @@
+"""The verdict: a name for what the compiled step decided. A pure function of the StepReport.
+
+The graph has decided already whether the step updated anything; here nothing is decided again. The rows are tried in
+order, because one fault lights several flags: a NaN pixel also makes gradients and statistics bad, and the pixel is
+what the user must hear about.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from finite.guard.report import StepReport
+
+HEALTHY, OVERFLOW, SPIKE = "healthy", "overflow", "spike"
+BAD_INPUT, BAD_TERM, BAD_GRADIENT = "bad input", "bad term", "bad gradient"
+BAD_STATISTICS, BAD_STATE = "bad statistics", "bad state"
+#: In the order in which they are tried.
+KINDS = (BAD_INPUT, BAD_TERM, OVERFLOW, BAD_GRADIENT, BAD_STATISTICS, SPIKE, BAD_STATE, HEALTHY)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was wrong: `kind` of `KINDS`; the batch rows it names; the terms; the fields, parameters or statistics by
+    name; and one sentence."""
+
+    kind: str
+    rows: tuple[int, ...] = ()
+    terms: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    sentence: str = "the step is healthy"
+
+
+def judge(report: StepReport, half: bool) -> Verdict:
+    """Name the step. `half`: the network ran in half precision, where gradients may overflow without a fault."""
+    if report.good:
+        return Verdict(HEALTHY)
+    fields = report.bad_fields()
+    if fields:
+        rows = tuple(sorted({row for _, row in fields}))
+        names = tuple(dict.fromkeys(name for name, _ in fields))
+        return Verdict(BAD_INPUT, rows, (), names,
+                       f"{_listed(names)} of {_rows(rows)} not finite or out of range")
+    if report.rate_bad:
+        return Verdict(BAD_STATE, names=("learning_rate",), sentence=f"the learning rate is {report.learning_rate}")
+    table = report.table_bad()
+    terms = tuple(report.bad_terms())
+    if terms:
+        rows = tuple(int(r) for r in np.nonzero(table.any(axis=0))[0])
+        whole = len(rows) == int((report.used > 0).sum()) and len(rows) > 1
+        # When every sample's value is bad, no sample is to blame: it is the weights, or the formula.
+        return Verdict(BAD_TERM, () if whole else rows, terms, tuple(report.bad_points()),
+                       f"loss term {_listed(terms)} is not finite for {'every sample' if whole else _rows(rows)}")
+    gradients = report.bad_gradients()
+    if gradients or not np.isfinite(report.norm):
+        if half and report.scale > 1:
+            return Verdict(OVERFLOW, names=tuple(gradients),
+                           sentence=f"half-precision gradients overflowed at loss scale {report.scale:g}")
+        largest = float(np.max(report.blocks["largest_gradient"], initial=0.0))
+        what = "not finite" if not np.isfinite(largest) else f"too large to square (up to {largest:.3g})"
+        return Verdict(BAD_GRADIENT, names=tuple(gradients), sentence=f"the gradient of {_listed(gradients)} is {what}")
+    statistics = report.bad_statistics()
+    if statistics:
+        return Verdict(BAD_STATISTICS, names=tuple(statistics),
+                       sentence=f"BatchNorm's {_listed(statistics)} not finite or far from recent values")
+    if report.spike:
+        return Verdict(SPIKE, sentence=f"gradient norm {report.norm:.4g} is above the limit {report.norm_limit:.4g}")
+    raise ValueError("the step was refused, and no flag of its report says why")
+
+
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    """Up to three names; how many more."""
+    shown = ", ".join(names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _rows(rows: tuple[int, ...]) -> str:
+    return "1 sample" if len(rows) == 1 else f"{len(rows)} samples"

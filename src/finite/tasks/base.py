@@ -1,0 +1,117 @@
+"""What a task is. The training engine, the guard and the run folder know a task only through this page.
+
+A task turns a configuration into data (`Source`), a network, a terms cell, metrics and pictures. The terms cell is the
+heart: from one batch it returns two tables, *values* and *weights*, one row per loss term, one column per sample. The
+engine checks the tables, bounds, weights and reduces them; a task never reduces, so a bad cell names its term and sample.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Field:
+    """One array of a batch, per sample: shape without the batch axis, dtype, and the closed range of legal values.
+
+    Integer fields are checked on the host against [low, high]; float fields are checked on the host *and* in the
+    compiled step (a value outside the range, or not finite, makes the sample a bad input). `role` says which side of
+    the training a fault in this field is on: "input", "target", or "weight".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: type
+    low: float
+    high: float
+    role: str
+
+
+class Source(Protocol):
+    """A split of the data as arrays. `ids[i]` is the readable id of sample i, `origins[i]` where its target is written."""
+
+    fields: tuple[Field, ...]
+    ids: Sequence[str]
+    origins: Sequence[str]
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int, seed: int, epoch: int | None) -> dict[str, np.ndarray]:
+        """Sample `index` as arrays, one per field. `epoch` None: without augmentation. A pure function of its
+        arguments, so that resume, replay and shards see the same numbers; called from several threads."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The splits of a run. `facts` goes into the run folder and the console: counts, what was left out and why."""
+
+    train: Source
+    validation: Source
+    test: Source
+    facts: Mapping[str, Any]
+
+
+class Metrics(Protocol):
+    """Accumulates over batches; merges over workers."""
+
+    def update(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], use: np.ndarray) -> None:
+        """Take a batch: the predictor's outputs by name, the fields by name, `use` (B,) 1 for rows that count."""
+        ...
+
+    def merge(self, other: "Metrics") -> None: ...
+
+    def compute(self) -> dict[str, Any]:
+        """The figures by name. Every figure is a float, an int, or a nested dict or list of those."""
+        ...
+
+
+Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+
+
+class Task(Protocol):
+    """What the engine asks of a task. `terms` names the rows of the tables; `points` the network's key points, in the
+    order in which the terms cell returns them; `groups` maps part names (backbone, classifier, ...) to parameter name
+    patterns; `class_part` is the group whose weights mean nothing for another list of classes."""
+
+    terms: tuple[str, ...]
+    points: tuple[str, ...]
+    groups: Mapping[str, str]
+    class_part: str
+
+    def data(self, folder: Path) -> Sources:
+        """Read the data; write the chosen split and class map into the run `folder`."""
+        ...
+
+    def network(self) -> Any:
+        """A new network (mindspore.nn.Cell), scaling statistics included, ready for `terms_cell`."""
+        ...
+
+    def terms_cell(self, network: Any) -> Any:
+        """Cell: (*fields of the batch, in the order of `Source.fields`) -> (values, weights, points): `values` and
+        `weights` tuples of float32 rows (B,), one per name in `self.terms` (rows, not a stacked table, so that a term
+        out of use costs no backward pass); `points` a tuple with one tensor of any shape per name in `self.points`."""
+        ...
+
+    def predictor(self, network: Any) -> Predict:
+        """The network in evaluation mode, compiled: a batch's fields by name -> outputs by name, as metrics and pictures
+        want them. Takes any number of rows; each new number costs a compilation."""
+        ...
+
+    def metrics(self) -> Metrics: ...
+
+    def score(self, metrics: Mapping[str, Any], terms: Collection[str]) -> float:
+        """One number to pick the best checkpoint by, higher is better, given the terms that have been trained so far."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What the checkpoint needs to rebuild the task without its data (class names, ...); JSON. `restore` in the
+        task's module is its inverse."""
+        ...
+
+    def show(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]) -> list[Any]:
+        """One picture (PIL.Image) per row, with truth and prediction drawn."""
+        ...

@@ -1,0 +1,56 @@
+"""Adam, AdamW and SGD as cells of the compiled step, with the learning rate as an input of every call.
+
+An optimizer's own step counter stands still on a refused step, so a schedule inside it would drift from the run's step
+number: the rate comes from outside, a function of the global step. MindSpore's own optimizers do the arithmetic.
+`nn.AdamWeightDecay` has no bias correction, so AdamW here is `nn.Adam` with decoupled decay (Loshchilov and Hutter,
+arXiv 1711.05101): p <- p - lr * decay * p before the Adam update.
+"""
+
+from collections.abc import Sequence
+
+from mindspore import Parameter, ParameterTuple, Tensor, float32, nn, ops
+
+from finite.config import Optimizer as OptimizerConfig
+
+
+def decays(parameter: Parameter) -> bool:
+    """Weight decay applies to matrices and kernels only, not to norms and biases (all of which have one dimension)."""
+    return len(parameter.shape) > 1
+
+
+class RatedOptimizer(nn.Cell):
+    """An optimizer that takes (learning rate, gradients).
+
+    Args:
+        config: name, momentum, betas, eps, weight_decay.
+        parameters: what it trains, in the order in which the gradients will come.
+    """
+
+    def __init__(self, config: OptimizerConfig, parameters: Sequence[Parameter]):
+        super().__init__(auto_prefix=False)
+        decoupled = config.name == "adamw"
+        decayed = [p for p in parameters if decays(p)] if config.weight_decay > 0 else []
+        self.decoupled = ParameterTuple(decayed if decoupled else [])
+        self.decay = config.weight_decay
+        groups: list = list(parameters)
+        if decayed and not decoupled:
+            rest = [p for p in parameters if not decays(p)]
+            groups = [{"params": decayed, "weight_decay": config.weight_decay}]
+            groups += [{"params": rest, "weight_decay": 0.0}] if rest else []
+            groups += [{"order_params": list(parameters)}]
+        if config.name == "sgd":
+            self.inner = nn.Momentum(groups, learning_rate=1.0, momentum=config.momentum)
+        else:
+            self.inner = nn.Adam(groups, learning_rate=1.0, beta1=config.betas[0], beta2=config.betas[1], eps=config.eps)
+        self.rate = self.inner.learning_rate
+
+    def construct(self, rate, gradients):
+        ops.assign(self.rate, rate)
+        for p in self.decoupled:
+            ops.assign(p, p * (1.0 - rate * self.decay))
+        return self.inner(gradients)
+
+    def state(self) -> list[Parameter]:
+        """Moments, bias-correction powers and counters: all that a resume needs beyond the weights, each once."""
+        trained = {id(p) for p in self.inner.parameters}
+        return [p for p in self.inner.get_parameters() if id(p) not in trained]

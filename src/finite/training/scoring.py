@@ -1,0 +1,45 @@
+"""Scoring a split: the network in evaluation mode over every sample, into the task's metrics.
+
+Training scores with a second network of its own, in float32: switching the training network to evaluation and back
+would recompile its step, and a compiled graph may ignore the switch.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from finite.data.pipeline import Batch, Loader
+from finite.tasks.base import Metrics, Predict, Source, Task
+from finite.training.state import restore_network
+
+
+class Scorer:
+    """Scores weights on a source.
+
+    Args:
+        batch_size: rows of a batch; the last one is padded with rows that don't count.
+    """
+
+    def __init__(self, task: Task, batch_size: int, threads: int):
+        self.task, self.batch_size, self.threads = task, batch_size, threads
+        self.network = task.network()
+        self.predict: Predict = task.predictor(self.network)
+
+    def load(self, weights: Mapping[str, np.ndarray], what: str) -> None:
+        """Take these weights. Raises UserError when they are another network's; `what` names them."""
+        restore_network(self.network, weights, what)
+
+    def batches(self, source: Source, seed: int = 0) -> Iterator[tuple[dict[str, np.ndarray], Batch]]:
+        """(outputs, batch) over the source in its own order, unaugmented."""
+        for batch in Loader(source, min(self.batch_size, max(len(source), 1)), seed, self.threads).epoch(None):
+            yield self.predict(batch.arrays), batch
+
+    def score(self, source: Source, see: Callable[[dict[str, np.ndarray], Batch], None] | None = None) -> dict[str, Any]:
+        """The metrics over the whole source; `see` is shown every batch with its outputs on the way."""
+        metrics: Metrics = self.task.metrics()
+        for outputs, batch in self.batches(source):
+            metrics.update(outputs, batch.arrays, batch.use)
+            if see is not None:
+                see(outputs, batch)
+        return metrics.compute()

@@ -1,0 +1,194 @@
+"""The guarded step: one compiled graph that either updates everything or changes nothing.
+
+Forward, tables, scaled backward, unscale, norms, verdict, then *either* clip and update *or* put BatchNorm's running
+statistics back. A bad step leaves weights, moments and statistics as they were, to the bit; the decision is made here
+and nowhere else. What the step saw comes back in one float32 vector (see report.py).
+
+Why each part is as it is:
+- the running statistics are copied before the forward, because the forward overwrites them before anybody knows
+  whether the step is good;
+- every input and target is tested per sample and against its declared range, because BatchNorm mixes samples, and ReLU
+  and clamps swallow NaN: the tables alone can look healthy after a NaN pixel, and a finite pixel of 1e25 ruins the
+  statistics without a single non-finite number in loss or gradient;
+- one square sum per gradient serves the finite test, the groups and the global norm. 1e30 squared is Inf, so a finite
+  but absurd gradient is refused as well; it neither vanishes in clipping nor passes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+import time
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from finite.tasks.base import Field
+from finite.training.bounds import term_mean, weighted_sum
+from finite.training.optimizers import RatedOptimizer
+from finite.guard.report import Layout, StepReport
+
+
+@dataclass(frozen=True)
+class StepRules:
+    """The constants compiled into a stage's step."""
+
+    term_weights: Mapping[str, float]  # weight of each term in the loss; 0 takes the term out of the graph's backward
+    bound: str  # see bounds.py
+    cap: float
+    clip_norm: float
+    statistics_jump: float  # a running statistic may grow to at most this many times max(|recent|, 1)
+    refuse_spikes: bool  # above the norm limit: True refuses the step, False clips to the limit
+
+
+def running_statistics(cell: nn.Cell) -> list[Parameter]:
+    """BatchNorm's moving means and variances, in a fixed order."""
+    return [p for p in cell.get_parameters() if p.name.endswith(("moving_mean", "moving_variance"))]
+
+
+class GuardedStep(nn.Cell):
+    """One stage's training step.
+
+    Args:
+        terms_cell: (*batch) -> (values, weights, points): per term one float32 row (B,), and the key points.
+        optimizer: trains `optimizer.inner.parameters`, the stage's trainable parameters.
+        fields: the batch's fields in order.
+        terms, points: names of the rows and of the key points.
+        groups: part name -> parameter name pattern, for norms per part.
+        batch: rows of a batch; the graph is compiled for this number.
+        rules: the stage's constants.
+    """
+
+    def __init__(self, terms_cell: nn.Cell, optimizer: RatedOptimizer, fields: Sequence[Field], terms: Sequence[str],
+                 points: Sequence[str], groups: Mapping[str, str], batch: int, rules: StepRules):
+        super().__init__(auto_prefix=False)
+        self.terms_cell = terms_cell
+        self.optimizer = optimizer
+        self.rules = rules
+        self.cap, self.bound, self.clip_norm = float(rules.cap), rules.bound, float(rules.clip_norm)
+        self.jump, self.refuse_spikes = float(rules.statistics_jump), rules.refuse_spikes
+        self.parameters_trained = ParameterTuple(optimizer.inner.parameters)
+        names = [p.name for p in optimizer.inner.parameters]
+        self.buffers = ParameterTuple(running_statistics(terms_cell))
+        self.checked = tuple((i, float(f.low), float(f.high)) for i, f in enumerate(fields) if f.dtype == np.float32)
+        self.term_weights = tuple(float(rules.term_weights.get(name, 0.0)) for name in terms)
+        self.active = Tensor(np.array([[w != 0.0] for w in self.term_weights]))
+        self.group_matrix = Tensor(np.array([[fnmatchcase(n, pattern) for n in names] for pattern in groups.values()],
+                                            np.float32).reshape(len(groups), len(names)))
+        sizes = [b.size for b in self.buffers]
+        owner = np.zeros((sum(sizes), len(sizes)), np.float32)
+        for i, (start, size) in enumerate(zip(np.cumsum([0, *sizes]), sizes)):
+            owner[start : start + size, i] = 1.0
+        self.buffer_owner = Tensor(owner) if sizes else None
+        self.buffer_slices = tuple((int(s), int(s + n)) for s, n in zip(np.cumsum([0, *sizes]), sizes))
+        self.layout = Layout(tuple(terms), tuple(fields[i].name for i, _, _ in self.checked), tuple(names),
+                             tuple(b.name for b in self.buffers), tuple(points), tuple(groups), batch)
+        self.value_and_grad = ms.value_and_grad(self.loss, None, self.parameters_trained, has_aux=True)
+
+    def loss(self, scale, *batch):
+        """Scaled loss, then what the verdict reads: tables, means, key points."""
+        values, weights, points = self.terms_cell(*batch)
+        raw, bounded, sums = (), (), ()
+        total = ops.zeros((), ms.float32)
+        for i in range(len(values)):
+            denominator = ops.maximum(weights[i].sum(), Tensor(1.0, ms.float32))
+            sums += (weights[i].sum(),)
+            raw += (ops.stop_gradient(weighted_sum(values[i], weights[i]) / denominator),)
+            row = values[i] if self.term_weights[i] != 0.0 else ops.stop_gradient(values[i])
+            mean = term_mean(row, weights[i], denominator, self.cap, self.bound)
+            bounded += (ops.stop_gradient(mean),)
+            if self.term_weights[i] != 0.0:
+                total = total + self.term_weights[i] * mean
+        bad, largest = (), ()
+        for point in points:
+            p = ops.stop_gradient(point).astype(ms.float32)
+            bad += (ops.logical_not(ops.isfinite((p * 0.0).sum())).astype(ms.float32),)  # 0 x Inf and 0 x NaN are NaN
+            largest += (ops.abs(p).max(),)
+        aux = (ops.stop_gradient(total), ops.stack(values), ops.stack(weights), ops.stack(raw), ops.stack(bounded),
+               ops.stack(sums), ops.stack(bad), ops.stack(largest))
+        return total * scale, aux
+
+    def flat_buffers(self):
+        parts = ()
+        for b in self.buffers:
+            parts += (b.reshape((-1,)) + 0.0,)  # a copy, not a view of the parameter
+        return ops.cat(parts)
+
+    def input_flags(self, batch):
+        """(F, B) float32: 1 where a sample's field is not finite or out of its declared range."""
+        flags = ()
+        for i, low, high in self.checked:
+            x = batch[i].reshape((batch[i].shape[0], -1))
+            inside = ops.logical_and(x >= low, x <= high)  # False for NaN
+            flags += (1.0 - inside.all(axis=1).astype(ms.float32),)
+        return ops.stack(flags)
+
+    @ms.jit
+    def construct(self, rate, scale, norm_limit, *batch):
+        before = None
+        if self.buffers:
+            before = self.flat_buffers()
+            batch = ops.depend(batch, before)
+        input_bad = self.input_flags(batch)
+        (_, aux), gradients = self.value_and_grad(scale, *batch)
+        total, values, weights, raw, bounded, sums, point_bad, point_largest = aux
+
+        squares = ()
+        for g in gradients:
+            squares += (ops.square(g.astype(ms.float32)).sum(),)
+        inverse = 1.0 / scale
+        square_sum = ops.stack(squares) * inverse * inverse
+        gradient_bad = ops.logical_not(ops.isfinite(square_sum)).astype(ms.float32)
+        norm = ops.sqrt(square_sum.sum())
+        group_norm = ops.sqrt((self.group_matrix * square_sum).sum(1))
+
+        statistics_bad = ops.zeros((1,), ms.float32)
+        if self.buffers:
+            after = self.flat_buffers()
+            recent = ops.maximum(ops.abs(before), ops.ones_like(before))
+            fine = ops.abs(after) <= recent * self.jump  # False for NaN
+            statistics_bad = ops.matmul((1.0 - fine.astype(ms.float32)).reshape((1, -1)), self.buffer_owner).reshape((-1,))
+
+        table_bad = ops.logical_and(ops.logical_not(ops.isfinite(values)), ops.logical_and(weights > 0, self.active))
+        spike = (norm > norm_limit).astype(ms.float32)
+        rate_bad = 1.0 - ops.logical_and(ops.isfinite(rate), rate >= 0).astype(ms.float32)
+        faults = (input_bad.sum() + table_bad.astype(ms.float32).sum() + gradient_bad.sum() + statistics_bad.sum()
+                  + rate_bad + 1.0 - ops.isfinite(norm).astype(ms.float32))
+        limit = ops.full_like(norm, self.clip_norm)
+        if self.refuse_spikes:
+            faults = faults + spike
+        else:
+            limit = ops.minimum(limit, norm_limit)
+        ok = faults == 0
+        factor = ops.minimum(Tensor(1.0, ms.float32), limit / (norm + 1e-6))
+        largest_gradient = ops.zeros_like(square_sum)
+        done = norm
+        if ok:
+            clipped = ()
+            for g in gradients:
+                clipped += (g.astype(ms.float32) * (factor * inverse),)
+            done = ops.depend(norm, self.optimizer(rate, clipped))
+        else:
+            largest = ()
+            for g in gradients:
+                largest += (ops.abs(g.astype(ms.float32)).max(),)
+            largest_gradient = ops.stack(largest) * inverse
+            if self.buffers:
+                for i in range(len(self.buffer_slices)):
+                    start, end = self.buffer_slices[i]
+                    ops.assign(self.buffers[i], before[start:end])
+        head = ops.stack((ok.astype(ms.float32), total, done, norm * factor, rate, scale, norm_limit, spike, rate_bad))
+        parts = (head, raw, bounded, sums, values.reshape((-1,)), weights.reshape((-1,)), input_bad.reshape((-1,)),
+                 square_sum, largest_gradient, gradient_bad, group_norm)
+        if self.buffers:
+            parts += (statistics_bad,)
+        return ops.cat(parts + (point_bad, point_largest))
+
+    def run(self, step: int, batch, rate: float, scale: float, norm_limit: float, fields: Sequence[Field]) -> StepReport:
+        """One attempt at a step with a host batch (data/pipeline.py). Returns its report after the device is done."""
+        started = time.perf_counter()
+        arrays = [Tensor(batch.arrays[f.name]) for f in fields]
+        vector = self(Tensor(rate, ms.float32), Tensor(scale, ms.float32), Tensor(norm_limit, ms.float32), *arrays)
+        blocks = self.layout.unpack(vector.asnumpy())
+        return StepReport(step, self.layout, tuple(int(i) for i in batch.indices), batch.use, blocks,
+                          time.perf_counter() - started)

@@ -1,0 +1,264 @@
+"""Training, from configuration to a trained, scored and exported run. Reads from top to bottom.
+
+    train(config, options, console)
+
+New run: make the folder, read the data, make the network, train the stages in order, score the test split once, export.
+Resume: take the newest whole checkpoint, cut the history to what it knows, and go on at the very step.
+"""
+
+from collections.abc import Mapping
+import time
+from typing import Any
+
+import numpy as np
+
+from finite import config as settings
+from finite import interrupt
+from finite.config import Config
+from finite.errors import GuardStop, Interrupted, UserError
+from finite.guard.policy import Guard
+from finite.monitor.console import Console
+from finite.monitor.history import History
+from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
+from finite.tasks import TASKS
+from finite.tasks.base import Source, Sources, Task
+from finite.training import checkpoint
+from finite.training.loop import Run, StageLoop
+from finite.training.scaling import LossScale
+from finite.training.scoring import Scorer
+from finite.training.stages import constants_of
+from finite.training.state import EpochSums, Position, assign, collect, restore_network, use_device
+
+#: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
+NEEDED_BYTES = 500_000_000
+
+
+class FirstSamples:
+    """The first `count` samples of a source, without augmentation: for the check that a network can overfit them."""
+
+    def __init__(self, source: Source, count: int):
+        self.source, self.fields = source, source.fields
+        self.ids, self.origins = source.ids[:count], source.origins[:count]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def row(self, index: int, seed: int, epoch: int | None) -> dict[str, np.ndarray]:
+        return self.source.row(index, seed, None)
+
+
+def train(config: Config, options: TrainOptions, console: Console) -> RunFolder:
+    """Train a run, or go on with one. Returns its folder.
+
+    Raises UserError for what the user can mend, GuardStop when the numeric guard ends the run, Interrupted after
+    Ctrl-C; in all three cases the newest checkpoint on disk is whole and finite.
+    """
+    if options.resume is None and options.stage != "all":
+        config = config.model_copy(update={"stages": (_stage(config, options.stage),)})
+    saved = None
+    if options.resume is not None:
+        folder = options.resume
+        saved, trouble = checkpoint.newest(folder)
+        if saved.state["done"] and folder.metrics.exists():
+            console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained and scored")
+            return folder
+        console.attach(folder.log)
+        for line in trouble:
+            console.warn(f"{line}; going on from {saved.path.name} (step {saved.state['step']})")
+    else:
+        folder = RunFolder.create(config.runs, options.run)
+    folder.check_writable(NEEDED_BYTES)
+    use_device(config)
+    if saved is None:
+        console.attach(folder.log)
+        write_text(folder.config, settings.dump(config))
+        write_json(folder.environment, environment())
+    console.line(f"run {folder.path}")
+    with interrupt.catch(console) as stop:
+        task: Task = TASKS[config.task](config)
+        sources = _sources(task, folder, config, options, console, saved)
+        session = Session(config, task, sources, folder, console)
+        if saved is not None:
+            session.resume(saved)
+        elif options.init is not None:
+            session.initialise(options.init)
+        session.train(stop)
+    session.finish()
+    return folder
+
+
+def _stage(config: Config, name: str) -> settings.Stage:
+    for stage in config.stages:
+        if stage.name == name:
+            return stage
+    raise UserError(f"--stage {name}: no such stage; config has {', '.join(s.name for s in config.stages)} (or all)")
+
+
+def _sources(task: Task, folder: RunFolder, config: Config, options: TrainOptions, console: Console,
+             saved: checkpoint.Checkpoint | None) -> Sources:
+    """Read the data; with --overfit, the first samples of the training split in all three places."""
+    sources = task.data(folder.data)
+    overfit = saved.state["overfit"] if saved else options.overfit
+    if overfit is not None:
+        few = FirstSamples(sources.train, overfit)
+        if len(few) < 2:
+            raise UserError(f"--overfit {overfit}: at least 2 samples are needed (BatchNorm has no variance over one)")
+        sources = Sources(few, few, few, {**sources.facts, "overfit": f"the first {len(few)} training samples only"})
+    console.listing("data", sources.facts)
+    return sources
+
+
+class Session:
+    """A run in memory: network, data, guard, history, and the writing of checkpoints."""
+
+    def __init__(self, config: Config, task: Task, sources: Sources, folder: RunFolder, console: Console):
+        self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
+        network = task.network()
+        half = config.training.precision != "O0"
+        self.run = Run(config, task, sources.train, network, constants_of(network), Guard(config.guard),
+                       LossScale(half, config.training.loss_scale), History(folder.history), Position(), EpochSums(),
+                       console.warn)
+        self.keeper = checkpoint.Keeper(folder, config.checkpoint.keep)
+        self.scorer: Scorer | None = None
+        self.best: dict[str, Any] | None = None  # {"score", "terms", "step", "stage", "epoch"}
+        self.trained_terms: set[str] = set()
+        self.seconds = 0.0  # of training so far, over resumes
+        self.saved_optimizer: Mapping[str, np.ndarray] | None = None
+
+    # ---- where a run starts ------------------------------------------------------------------------------------------
+
+    def resume(self, saved: checkpoint.Checkpoint) -> None:
+        """Take everything from a checkpoint and cut the history to what it knows."""
+        state, run = saved.state, self.run
+        if state["task"] != self.task.state():
+            raise UserError(f"{saved.path}: made for {state['task']}, but the data now gives {self.task.state()}; "
+                            "restore the data, or start a new run with --init")
+        restore_network(run.network, saved.weights(), str(saved.path))
+        run.position = Position(**state["position"])
+        run.sums = EpochSums(**state["sums"])
+        run.guard.load(state["guard"])
+        run.scale.load(state["scale"])
+        run.history.truncate(state["history"])
+        self.best, self.seconds = state["best"], state["seconds"]
+        self.trained_terms = set(state["trained_terms"])
+        self.saved_optimizer = saved.tensors
+        self.console.line(f"going on from {saved.path.name}: step {run.position.step}")
+
+    def initialise(self, other: RunFolder) -> None:
+        """Start from another run's best weights, as far as they fit; says what was taken and what not."""
+        saved = checkpoint.scored(other)
+        same_classes = saved.state["task"].get("classes") == self.task.state().get("classes")
+        part = self.task.groups.get(self.task.class_part, "")
+        taken, left = [], []
+        for p in self.run.network.get_parameters():
+            tensor = saved.tensors.get(p.name)
+            foreign = not same_classes and p.name.startswith(part.rstrip("*"))
+            if tensor is not None and tuple(tensor.shape) == tuple(p.shape) and not foreign:
+                taken.append(p)
+            else:
+                left.append(p.name)
+        if not taken:
+            raise UserError(f"--init {other.path}: nothing of its network fits this one; check model.* in its config.yaml")
+        assign(taken, saved.tensors)
+        self.console.line(f"from {saved.path}: {len(taken)} tensors taken"
+                          + (f", new: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''}" if left else ""))
+        if not same_classes:
+            self.console.note(f"other classes there ({', '.join(saved.state['task']['classes'])}): {self.task.class_part} starts anew")
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    def train(self, stop: interrupt.Interrupt) -> None:
+        """Train what is left of the stages. Raises Interrupted or GuardStop; both leave a checkpoint."""
+        run, config = self.run, self.config
+        while run.position.stage < len(config.stages):
+            stage = config.stages[run.position.stage]
+            loop = StageLoop(run, stage)
+            started = run.position.epoch > 0 or run.position.step_in_epoch > 0
+            if self.saved_optimizer is not None and started:
+                assign(loop.optimizer.state(), self.saved_optimizer, checkpoint.OPTIMIZER)
+            self.saved_optimizer = None
+            loop.keep()
+            done = run.position.epoch * loop.steps_per_epoch + run.position.step_in_epoch
+            with self.console.stage(stage.name, stage.epochs, loop.steps_per_epoch, done) as display:
+                try:
+                    while run.position.epoch < stage.epochs and run.position.stage < len(config.stages) \
+                            and config.stages[run.position.stage] is stage:
+                        self.one_epoch(loop, stage, display, stop)
+                except GuardStop:
+                    self.save(loop)
+                    raise
+
+    def one_epoch(self, loop: StageLoop, stage: settings.Stage, display: Any, stop: interrupt.Interrupt) -> None:
+        """Train an epoch to its end, score it, write its line and its checkpoint."""
+        run = self.run
+        began, waited, images = time.perf_counter(), loop.loader.wait_seconds, self.config.training.batch_size
+
+        def update(info: dict[str, Any]) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            display.update(info | {"images_per_second": images / (now - last)})
+            last = now
+
+        last = began
+        finished = loop.epoch(update, lambda: stop.requested, lambda: self.save(loop))
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        if not finished:
+            self.save(loop)
+            raise Interrupted(f"interrupted after step {run.position.step}; a checkpoint is written. "
+                              f"Go on with: python main.py --resume {self.folder.path}")
+        self.trained_terms |= {name for name, weight in stage.weights.items() if weight > 0}
+        loop.keep()
+        validation = self.score(collect(run.network, None), "validation")
+        score = self.task.score(validation, self.trained_terms)
+        terms = sorted(self.trained_terms)
+        # A score over other terms is another scale, and NaN is worse than anything.
+        best = self.best is None or self.best["terms"] != terms or score >= self.best["score"] or self.best["score"] != self.best["score"]
+        if best and (score == score or self.best is None or self.best["terms"] != terms):
+            self.best = {"score": score, "terms": terms, "step": run.position.step, "stage": stage.name,
+                         "epoch": run.position.epoch + 1}
+        else:
+            best = False
+        sums = run.sums
+        line = {"epoch": run.position.epoch + 1, "terms": sums.terms(), "rate": loop.rate,
+                "scale": run.scale.value if run.scale.half else None, "healthy": sums.healthy, "overflow": sums.overflow,
+                "refused": sums.refused, "validation": validation}
+        share = (loop.loader.wait_seconds - waited) / max(seconds, 1e-9)
+        clock = {"seconds": round(seconds, 3), "wait_seconds": round(loop.loader.wait_seconds - waited, 3)}
+        run.history.append({"kind": "epoch", "stage": stage.name, "step": run.position.step, **line, "clock": clock})
+        display.epoch(line | {"seconds": seconds, "wait_share": share})
+        run.sums = EpochSums()
+        run.position.next_epoch(stage.epochs)
+        self.save(loop, best)
+
+    def score(self, weights: Mapping[str, np.ndarray], split: str) -> dict[str, Any]:
+        """Metrics of these weights on a split."""
+        if self.scorer is None:
+            self.scorer = Scorer(self.task, self.config.training.batch_size, self.config.data.threads)
+        self.scorer.load(weights, "this run's weights")
+        return self.scorer.score(getattr(self.sources, split))
+
+    def save(self, loop: StageLoop, best: bool = False) -> None:
+        """Write a checkpoint of the verified state; it is also the one to rewind to, so that a resumed run and one left
+        alone go back to the same place."""
+        run = self.run
+        loop.keep()
+        assert run.snapshot is not None
+        state = {
+            "config": self.config.model_dump(mode="json"), "task": self.task.state(), "step": run.position.step,
+            "position": vars(run.position), "sums": run.sums.state(), "guard": run.guard.state(), "scale": run.scale.state(),
+            "history": run.history.sync(), "best": self.best, "seconds": self.seconds,
+            "trained_terms": sorted(self.trained_terms), "done": run.position.stage == len(self.config.stages),
+            "overfit": len(self.sources.train) if isinstance(self.sources.train, FirstSamples) else None,
+            "versions": environment()["packages"],
+        }
+        self.keeper.save(run.snapshot["tensors"], state, best)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Score the test split once with the best weights, write metrics and pictures, export, and say where all is."""
+        from finite import evaluate, export
+
+        evaluate.finish(self)
+        export.finish(self)

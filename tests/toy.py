@@ -1,0 +1,67 @@
+"""A network small enough to compile in a second, with everything the engine must handle: convolution, BatchNorm in two
+and one dimensions, ReLU, a classifier and a box head."""
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from finite.tasks.base import Field
+
+CLASSES, SIZE, TERMS, POINTS = 3, 16, ("class", "box"), ("features", "logits", "box_z")
+GROUPS = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
+FIELDS = (
+    Field("image", (3, SIZE, SIZE), np.float32, 0.0, 255.0, "input"),
+    Field("label", (), np.int32, 0, CLASSES - 1, "target"),
+    Field("box", (4,), np.float32, 0.0, float(SIZE), "target"),
+    Field("class_weight", (), np.float32, 0.0, 1.0, "weight"),
+    Field("box_weight", (), np.float32, 0.0, 1.0, "weight"),
+)
+
+
+class ToyNetwork(nn.Cell):
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        self.backbone = nn.SequentialCell(
+            nn.Conv2d(3, 8, 3, 2, pad_mode="pad", padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, 2, pad_mode="pad", padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.classifier = nn.Dense(8, CLASSES)
+        self.box_head = nn.SequentialCell(nn.Dense(8 * 16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dense(16, 4))
+        self.frozen_backbone = False
+        rng = np.random.default_rng(seed)
+        for p in self.trainable_params():
+            if p.ndim > 1:
+                fan_in = int(np.prod(p.shape[1:]))
+                p.set_data(Tensor(rng.normal(0, (2 / fan_in) ** 0.5, p.shape).astype(np.float32)))
+
+    def construct(self, image):
+        features = self.backbone(image / 128.0 - 1.0)
+        if self.frozen_backbone:
+            features = ops.stop_gradient(features)
+        return self.classifier(features.mean((2, 3))), self.box_head(features.reshape((features.shape[0], -1))), features
+
+
+class ToyTerms(nn.Cell):
+    def __init__(self, network: nn.Cell):
+        super().__init__()
+        self.network = network
+        self.number = Tensor(np.arange(CLASSES), ms.int32)
+
+    def construct(self, image, label, box, class_weight, box_weight):
+        logits, box_z, features = self.network(image)
+        logits, box_z = logits.astype(ms.float32), box_z.astype(ms.float32)
+        shifted = logits - ops.stop_gradient(logits.max(1, keepdims=True))
+        log_p = shifted - ops.log(ops.exp(shifted).sum(1, keepdims=True))
+        hot = (label.reshape((-1, 1)) == self.number).astype(ms.float32)
+        return (-(hot * log_p).sum(1), ops.square(box_z - (box / 8.0 - 1.0)).mean(1)), (class_weight, box_weight), (
+            features, logits, box_z)
+
+
+def toy_arrays(rows: int = 8, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "image": rng.uniform(0, 255, (rows, 3, SIZE, SIZE)).astype(np.float32),
+        "label": rng.integers(0, CLASSES, rows).astype(np.int32),
+        "box": rng.uniform(2, 14, (rows, 4)).astype(np.float32),
+        "class_weight": np.ones(rows, np.float32),
+        "box_weight": np.ones(rows, np.float32),
+    }
