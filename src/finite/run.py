@@ -27,7 +27,7 @@ from finite.errors import UserError
 #: Packages whose version is part of what a run depends on.
 PACKAGES = (
     "mindspore", "numpy", "pillow", "pydantic", "PyYAML", "defusedxml", "rich", "safetensors", "onnx", "onnxruntime",
-    "protobuf", "psutil",
+    "protobuf", "matplotlib",
 )
 #: Environment variables that change a run's numbers or speed, recorded with their values.
 VARIABLES = (
@@ -123,7 +123,7 @@ class RunFolder:
         run = cls(Path(path))
         if not run.path.exists():
             near = _runs_in(run.path.parent)
-            hint = f"; the newest run there is {near[0].path}" if near else ""
+            hint = f"; the newest run there is {near[0].path}" if near else "; give a folder made by `train`"
             raise UserError(f"{path}: no such run folder{hint}")
         if not run.path.is_dir():
             raise UserError(f"{path}: is a file; give the run folder that holds config.yaml")

@@ -58,10 +58,18 @@ class Console:
             self.attach(log_path)
 
     def attach(self, log_path: Path) -> None:
-        """From now on write to this log too (appending), beginning with what was said so far."""
+        """From now on write to this log too (appending), beginning with what was said so far.
+
+        A log that can't be written is a warning: an old run on a read-only disk can still be used.
+        """
+        try:
+            file = Path(log_path).open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            self.warn(f"{log_path}: can't be written ({error.strerror}), so this is not logged")
+            return
         with self._lock:
             self.log_path = Path(log_path)
-            self._log = self.log_path.open("a", encoding="utf-8", buffering=1)
+            self._log = file
             for line in self._waiting:
                 self._log.write(line)
             self._waiting.clear()

@@ -13,15 +13,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from finite.monitor.text import clock, count, short
+from finite.monitor.text import clock, count, power, short
 
 if TYPE_CHECKING:
     from finite.monitor.console import Console
 
 #: Seconds between two plain lines within an epoch.
 PLAIN_EVERY = 10.0
-#: Longest column title where the terminal is too narrow for whole ones.
-NARROW = 6
 
 
 class Stage:
@@ -87,7 +85,7 @@ class Stage:
     def epoch(self, info: Mapping[str, Any]) -> None:
         """An epoch has ended and was scored on the validation split."""
         cells = _cells(info)
-        text = f"{self.name} epoch {info['epoch']}/{self.epochs}: " + ", ".join(f"{name} {cell}" for name, cell in cells)
+        text = f"{self.name} epoch {info['epoch']}/{self.epochs}: " + _labelled(cells)
         self.console.log(text)
         self.said = time.monotonic()
         if self.console.plain:
@@ -118,7 +116,7 @@ class Stage:
         parts = [f"{name} {short(value)}" for name, value in self.info["terms"].items()]
         parts.append(f"rate {short(self.info['rate'])}")
         if self.info.get("scale") is not None:
-            parts.append(f"scale {self.info['scale']:g}")
+            parts.append(f"scale {power(self.info['scale'])}")
         for key in ("overflow", "refused"):
             if self.info[key]:
                 parts.append(f"{key} {self.info[key]}")
@@ -151,7 +149,7 @@ def _cells(info: Mapping[str, Any]) -> list[tuple[str, str]]:
         cells.append(("weighted", short(value["weighted"])))
     cells.append(("rate", short(info["rate"])))
     if info.get("scale") is not None:
-        cells.append(("scale", f"{info['scale']:g}"))
+        cells.append(("scale", power(info["scale"])))
         cells.append(("overflow", str(info["overflow"])))
     cells.append(("refused", str(info["refused"])))
     for name, value in info.get("validation", {}).items():
@@ -164,6 +162,14 @@ def _cells(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     return cells
 
 
+def _labelled(cells: list[tuple[str, str]]) -> str:
+    """The facts as one line that explains itself."""
+    text = ""
+    for name, cell in cells:
+        text += f" (weighted {cell})" if name == "weighted" else f", {name} {cell}"
+    return text[2:]
+
+
 def _columns(cells: list[tuple[str, str]], width: int) -> tuple[list[str], str, str]:
     """Titles, header line and row for a terminal of `width` columns.
 
@@ -172,7 +178,7 @@ def _columns(cells: list[tuple[str, str]], width: int) -> tuple[list[str], str, 
     """
     timeless = [cell for cell in cells if cell[0] not in ("waiting", "time")]
     for shown, longest, gap in (
-        (cells, 99, 2), (cells, 99, 1), (cells, NARROW, 2), (cells, NARROW, 1), (timeless, NARROW, 1),
+        (cells, 99, 2), (cells, 99, 1), (cells, 6, 2), (cells, 6, 1), (timeless, 6, 1), (timeless, 5, 1),
     ):
         titles = [name if len(name) <= longest else name[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}" for name, _ in shown]
         widths = [max(len(title), len(text), 5) for title, (_, text) in zip(titles, shown)]

@@ -1,5 +1,6 @@
 """Figures as short text: what the console, the tables and the reports share."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,16 @@ def short(value: Any) -> str:
     size = abs(value)
     if value == 0 or value != value or size == float("inf"):
         return "0" if value == 0 else str(value)
-    if size < 1e-3 or size >= 1e5:
+    if size < 1e-2 or size >= 1e5:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         return f"{mantissa}e{int(exponent)}"
     return f"{value:.{3 if size < 10 else 1 if size < 1000 else 0}f}"
+
+
+def power(scale: float) -> str:
+    """A loss scale: a power of two as 2^16, anything else in digits."""
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:g}"
 
 
 def clock(seconds: float | None) -> str:

@@ -1,0 +1,334 @@
+"""The command line: verbs and options, and the one place that turns an error into a clear line and an exit code.
+
+Exit codes: 0 done, 1 a bug of Finite, 2 a mistake that the user can mend, 3 stopped by the numeric guard,
+130 interrupted, 141 the reader of the output has gone. Whatever is heavy to import is imported inside the verbs, so
+that `--help` answers at once.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import finite
+from finite import runtime
+from finite.errors import GuardStop, Interrupted, UserError
+
+if TYPE_CHECKING:
+    from finite.config import Config
+    from finite.monitor.console import Console
+    from finite.run import RunFolder
+
+VERBS = ("train", "evaluate", "predict", "export", "doctor")
+CONFIG = Path("config.yaml")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program with these arguments (None: those of the process) and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character gets "?" for it, never a crash
+    console: "Console | None" = None
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        from finite.monitor.console import Console
+
+        console = Console(plain=args.plain, stderr=args.verb == "predict")
+        args.call(args, console)
+        return 0
+    except UserError as error:
+        return _failed("error", str(error), error.exit_code, console)
+    except GuardStop as error:
+        return _failed("stopped by the guard", str(error), error.exit_code, console)
+    except Interrupted as error:
+        return _failed("interrupted", str(error), error.exit_code, console)
+    except KeyboardInterrupt:
+        log = console.log_path if console is not None else None
+        hint = f"; the run's last checkpoint is whole: --resume {log.parent}" if log and args.verb == "train" else ""
+        return _failed("interrupted", f"stopped at once{hint}", 130, console)
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nothing:  # Python would complain at exit about what is still buffered
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        return 141
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "finite":
+            return _bug(console)
+        return _failed("error", f"the package {package} is missing; run `make train`, or `pip install -e .`", 2, console)
+    except Exception:
+        return _bug(console)
+    finally:
+        if console is not None:
+            console.close()
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments as a namespace with `verb`, `call` (the function to call) and the verb's options.
+
+    Raises UserError for a mistake, SystemExit(0) after --help and --version.
+    """
+    argv = list(argv)
+    if not argv or argv[0] not in ("-h", "--help", "--version") and argv[0].startswith("-"):
+        argv.insert(0, "train")
+    return _parser().parse_args(argv)
+
+
+# ---- the verbs -------------------------------------------------------------------------------------------------------
+
+
+def _train(args: argparse.Namespace, console: "Console") -> None:
+    from finite import config
+    from finite.run import RunFolder, TrainOptions
+
+    if args.resume is not None:
+        others = ("stage", "config", "run", "init", "set", "seed", "overfit")
+        given = [f"--{name}" for name in others if getattr(args, name) not in (None, [])]
+        if given:
+            raise UserError(
+                f"--resume goes on with the run's own settings, as if it had never stopped, so {' and '.join(given)} "
+                "can't go with it; to train on with other settings start a new run with --init RUN"
+            )
+        run = RunFolder.open(Path(args.resume)) if args.resume else RunFolder.newest(_settings(None, []).runs)
+        settings, options = config.load(run.config), TrainOptions(resume=run)
+        console.line(f"resuming {run.path}")
+    else:
+        overrides = [*args.set, *([f"seed={args.seed}"] if args.seed is not None else [])]
+        settings = _settings(args.config, overrides)
+        options = TrainOptions(
+            stage=_stage(args.stage or "all", [stage.name for stage in settings.stages]),
+            run=args.run,
+            init=RunFolder.open(args.init) if args.init else None,
+            overfit=args.overfit,
+        )
+    if runtime.applied:
+        console.note("set for this machine: " + "; ".join(f"{name}={value} ({why})" for name, value, why in runtime.applied))
+    from finite.training.trainer import train
+
+    train(settings, options, console)
+
+
+def _evaluate(args: argparse.Namespace, console: "Console") -> None:
+    run = _opened(args.run, console)
+    from finite.evaluate import evaluate
+
+    evaluate(run, args.data, console)
+
+
+def _predict(args: argparse.Namespace, console: "Console") -> None:
+    run = _opened(args.run, console)
+    from finite.predict import predict
+
+    predict(run, args.images, args.out, console)
+
+
+def _export(args: argparse.Namespace, console: "Console") -> None:
+    run = _opened(args.run, console)
+    from finite.export import export
+
+    export(run, console)
+
+
+def _doctor(args: argparse.Namespace, console: "Console") -> None:
+    from finite.doctor import examine
+
+    examine(_settings(args.config, []).runs, console)
+
+
+def _settings(path: Path | None, overrides: Sequence[str]) -> "Config":
+    """The configuration: the file given, else config.yaml of the working directory, else the defaults."""
+    from finite import config
+
+    return config.load(path if path is not None else CONFIG if CONFIG.exists() else None, overrides)
+
+
+def _stage(name: str, names: Sequence[str]) -> str:
+    if name != "all" and name not in names:
+        raise UserError(f"--stage {name}: no such stage{_near(name, ['all', *names])}; there are all, {', '.join(names)}")
+    return name
+
+
+def _opened(path: Path, console: "Console") -> "RunFolder":
+    """The run, with its log taking down what is said from here on."""
+    from finite.run import RunFolder
+
+    run = RunFolder.open(path)
+    console.attach(run.log)
+    return run
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _failed(kind: str, text: str, code: int, console: "Console | None") -> int:
+    """Say on stderr, and in the run's log, why the program ends."""
+    sys.stdout.flush()
+    print(f"{kind}: {text}", file=sys.stderr)
+    if console is not None:
+        console.log(f"{kind}: {text}")
+    return code
+
+
+def _bug(console: "Console | None") -> int:
+    """The traceback of the exception at hand, to stderr and the log, and what to do with it."""
+    trace = traceback.format_exc()
+    log = console.log_path if console is not None else None
+    last = f"this is a bug in finite; please report it with {log or 'the lines above'}"
+    sys.stdout.flush()
+    print(f"{trace}{last}", file=sys.stderr)
+    if console is not None:
+        console.log(f"{trace}{last}")
+    return 1
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with its errors as UserError, and with the nearest known word for one that is unknown."""
+
+    def __init__(self, **options: Any):
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        if match := re.match(r"unrecognized arguments: (.*)", message):
+            word = match[1].split()[0].partition("=")[0]
+            what = "option" if word.startswith("-") else "argument"
+            message = f"unknown {what} {word}{_near(word, known) if word.startswith('-') else ''}"
+        elif match := re.match(r"argument VERB: invalid choice: '?(.*?)'? \(", message):
+            message = f"unknown verb {match[1]}{_near(match[1], VERBS)}; there are {', '.join(VERBS)}"
+        elif message.startswith("argument "):
+            message = message.removeprefix("argument ").replace("expected one argument", "a value is missing")
+        elif message.startswith("the following arguments are required: "):
+            message = f"missing: {message.partition(': ')[2]}"
+        raise UserError(f"{message} (see `{self.prog} --help`)")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+        found, extra = self.parse_known_args(args, namespace)
+        if extra:  # the verb's own parser knows the options that could have been meant
+            found.parser.error(f"unrecognized arguments: {' '.join(extra)}")
+        return found
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _at_least(low: int) -> Callable[[str], int]:
+    """An argparse type: a whole number not below `low`."""
+
+    def whole(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return value
+
+    return whole
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python main.py",
+        description=(
+            "Finite trains a network that finds what is in a picture and where, and never lets a bad step (NaN,\n"
+            "overflow) reach the weights. A training makes a run folder; the other verbs work on one."
+        ),
+        epilog=(
+            "examples:\n"
+            "  python main.py --stage all                        train all stages as config.yaml says\n"
+            "  python main.py --set data.root=my/photos          train on your own folder\n"
+            "  python main.py --resume                           go on with the run that trained last\n"
+            "  python main.py evaluate runs/20250131-120000      score a run on its test split\n"
+            "  python main.py predict runs/20250131-120000 a.jpg find the object in a picture\n"
+            "\n"
+            "`train` may be left out. `python main.py VERB --help` tells all about a verb.\n"
+            "exit codes: 0 done, 1 bug, 2 a mistake to mend, 3 stopped by the numeric guard, 130 interrupted"
+        ),
+    )
+    parser.add_argument("--version", action="version", version=f"finite {finite.__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
+
+    def verb(name: str, call: Callable, summary: str, description: str, examples: str) -> _Parser:
+        sub = verbs.add_parser(
+            name, help=summary, description=description, epilog=f"examples:\n{examples}", prog=f"python main.py {name}"
+        )
+        sub.set_defaults(call=call, parser=sub)
+        sub.add_argument("--plain", action="store_true", help="plain lines instead of a moving bar and colour")
+        return sub
+
+    train = verb(
+        "train", _train, "train, evaluate and export (the default verb)",
+        "Train the stages of config.yaml in order, score the test split, export the model.\n"
+        "All of it goes into a new folder below runs/. Ctrl-C stops after the step and says how to resume.",
+        "  python main.py --stage all\n"
+        "  python main.py --stage all --set training.batch_size=16 --set data.root=my/photos\n"
+        "  python main.py --stage regression --init runs/20250131-120000\n"
+        "  python main.py --overfit 16                 can the network learn 16 samples by heart?\n"
+        "  python main.py --resume runs/20250131-120000",
+    )
+    train.add_argument("--stage", metavar="NAME", help="all (the default), or one stage of the configuration")
+    train.add_argument("--config", type=Path, metavar="FILE", help="configuration (default: config.yaml)")
+    train.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="change one setting, as training.batch_size=16; may be repeated, the last one wins",
+    )
+    train.add_argument("--seed", type=_at_least(0), metavar="N", help="short for --set seed=N")
+    train.add_argument("--run", metavar="DIR", help="name of the run folder to make (default: date and time)")
+    train.add_argument(
+        "--resume", nargs="?", const="", metavar="DIR",
+        help="go on with a run as if it had never stopped; without DIR, the run that trained last",
+    )
+    train.add_argument(
+        "--init", type=Path, metavar="RUN", help="start from another run's weights (its classes may differ)"
+    )
+    train.add_argument(
+        "--overfit", type=_at_least(2), metavar="N", help="train and score on N samples only: a check of the set-up"
+    )
+
+    evaluate = verb(
+        "evaluate", _evaluate, "score a run",
+        "Score the best checkpoint of a run on its test split, or on another folder.",
+        "  python main.py evaluate runs/20250131-120000\n"
+        "  python main.py evaluate runs/20250131-120000 --data more/photos",
+    )
+    evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    evaluate.add_argument("--data", type=Path, metavar="DIR", help="annotated images to score instead of the test split")
+
+    predict = verb(
+        "predict", _predict, "find the object in pictures",
+        "Print one line of JSON per picture (file, class, score, box in pixels of that picture) and draw the boxes.\n"
+        "The lines go to standard output, everything else to standard error.",
+        "  python main.py predict runs/20250131-120000 photo.jpg\n"
+        "  python main.py predict runs/20250131-120000 my/photos --out drawn > boxes.jsonl",
+    )
+    predict.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    predict.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER", help="pictures, or folders of them")
+    predict.add_argument("--out", type=Path, metavar="DIR", help="where to draw (default: a folder inside the run)")
+
+    export = verb(
+        "export", _export, "write the model for use elsewhere",
+        "Write the best checkpoint as MINDIR and ONNX, and prove that all three give the same answers.",
+        "  python main.py export runs/20250131-120000",
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+
+    doctor = verb(
+        "doctor", _doctor, "look at this machine",
+        "Tell versions, devices, memory, disk, and what was set for this machine and why.",
+        "  python main.py doctor",
+    )
+    doctor.add_argument("--config", type=Path, metavar="FILE", help="configuration (default: config.yaml)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
