@@ -8,6 +8,7 @@ out as one `UserError` with one line for each thing that is wrong. Relative path
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -27,8 +28,14 @@ Term = Literal["class", "box"]
 
 
 def _text(value: str) -> str:
-    if not value or not value.isprintable():
+    if not value or any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
         raise ValueError("must be text, not empty and without control characters")
+    return value
+
+
+def _single(value: float) -> float:
+    if value and not 2.0**-126 <= abs(value) <= 2.0**127:
+        raise ValueError("is too small or too large for float32, in which the network is trained")
     return value
 
 
@@ -76,7 +83,9 @@ def _every_term(value: dict[str, float]) -> dict[str, float]:
     return {term: value.get(term, 0.0) for term in get_args(Term)}
 
 
-def _distinct(stages: tuple["Stage", ...]) -> tuple["Stage", ...]:
+def _stages(stages: tuple["Stage", ...]) -> tuple["Stage", ...]:
+    if not stages:
+        raise ValueError("at least one stage is needed")
     names = [stage.name for stage in stages]
     for position, name in enumerate(names):
         if name in names[:position]:
@@ -86,7 +95,7 @@ def _distinct(stages: tuple["Stage", ...]) -> tuple["Stage", ...]:
 
 # Strict: "32" is not a number, true is not 1, 3.0 is not a whole number.
 Whole = Annotated[int, Strict(), Field(le=2**53)]
-Number = Annotated[float, Strict()]
+Number = Annotated[float, Strict(), AfterValidator(_single)]
 Switch = Annotated[bool, Strict()]
 Text = Annotated[str, AfterValidator(_text)]
 File = Annotated[Path, BeforeValidator(_path)]
@@ -229,7 +238,7 @@ class Config(Group):
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
-    stages: Annotated[tuple[Stage, ...], Field(min_length=1), AfterValidator(_distinct)] = STAGES
+    stages: Annotated[tuple[Stage, ...], AfterValidator(_stages)] = STAGES
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()
 

@@ -4,6 +4,7 @@ The YAML is read as nodes, not as Python objects: that keeps the line of every k
 nothing whatever the tags say. Scalars follow YAML 1.2 (1e-3 is a number, off is text), which PyYAML alone does not.
 """
 
+import copy
 import difflib
 import math
 import re
@@ -35,7 +36,7 @@ CORE = (
 
 
 class Loader(yaml.SafeLoader):
-    """Composes nodes by YAML 1.2. Aliases are refused: no settings need them, and a few lines can unfold to gigabytes."""
+    """Composes nodes by YAML 1.2. Aliases are refused: a few lines of them can unfold to gigabytes."""
 
     yaml_implicit_resolvers: dict = {}
 
@@ -84,8 +85,8 @@ def dotted(key: Key) -> str:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`; groups are merged key by key, anything else is replaced."""
-    result = dict(base)
+    """`base` with the values of `over`; groups key by key, anything else replaced. Nothing is shared with `base`."""
+    result = copy.deepcopy(dict(base))
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
         result[key] = merge(base[key], value) if both else value
@@ -255,21 +256,16 @@ def _wrong(error: Mapping[str, Any]) -> str:
     kind, value, limits = error["type"], error["input"], error.get("ctx", {})
     found = shown(value)
     if kind == "missing":
-        return "is missing"
+        return "is missing; give it a value"
     if kind == "value_error":
         return str(limits["error"]) if isinstance(value, dict) else f"{found}: {limits['error']}"
-    bounds = {"ge": "or more", "le": "or less"}
-    for name, words in bounds.items():
+    for name, words in (("ge", "{} or more"), ("le", "{} or less"), ("gt", "above {}"), ("lt", "below {}")):
         if name in limits:
-            return f"{found} is out of range; must be {limits[name]:.10g} {words}"
-    if "gt" in limits:
-        return f"{found} is out of range; must be above {limits['gt']:g}"
-    if "lt" in limits:
-        return f"{found} is out of range; must be below {limits['lt']:g}"
+            return f"{found} is out of range; must be {words.format(limits[name])}"
     if kind == "literal_error":
         return f"{found} is not allowed; must be {limits['expected']}"
-    if kind in ("too_short", "too_long", "missing"):
-        return f"{found} has {limits.get('actual_length')} items; needs {limits.get('min_length', limits.get('max_length'))}"
+    if kind == "too_long":
+        return f"{found} has {limits['actual_length']} items; must have {limits['max_length']}"
     needs = {
         "int": "a whole number",
         "float": "a number",
@@ -283,6 +279,8 @@ def _wrong(error: Mapping[str, Any]) -> str:
     }.get(kind.partition("_")[0])
     if needs is None:
         return f"{found}: {error['msg']}"
+    if value is None:
+        return f"is empty; must be {needs}"
     hint = ""
     if needs.endswith("number") and isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d.]+(e[-+]?\d+)?\s*", value):
         hint = " (without quotes)"
@@ -319,7 +317,8 @@ def read(path: Path) -> Settings:
         raise UserError(f"{path}:{line}: holds the character {error.character:#x}, which YAML does not allow") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise UserError(f"{path}:{mark.line + 1}:{mark.column + 1}: cannot be read as YAML: {error.problem}") from None
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}"
+        raise UserError(f"{place}: cannot be read as YAML: {error.problem or error.context}") from None
     except RecursionError:
         raise UserError(f"{path}: is nested too deeply for a settings file") from None
     if node is None:
