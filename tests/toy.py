@@ -5,7 +5,12 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from finite.config import Optimizer
+from finite.data.pipeline import Batch
 from finite.tasks.base import Field
+from finite.training.optimizers import RatedOptimizer
+from finite.training.state import with_precision
+from finite.training.step import GuardedStep, StepRules
 
 CLASSES, SIZE, TERMS, POINTS = 3, 16, ("class", "box"), ("features", "logits", "box_z")
 GROUPS = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
@@ -32,6 +37,8 @@ class ToyNetwork(nn.Cell):
             if p.ndim > 1:
                 fan_in = int(np.prod(p.shape[1:]))
                 p.set_data(Tensor(rng.normal(0, (2 / fan_in) ** 0.5, p.shape).astype(np.float32)))
+            elif p.name.endswith("bias"):  # MindSpore draws biases from a generator that no seed here reaches
+                p.set_data(Tensor(np.zeros(p.shape, np.float32)))
 
     def construct(self, image):
         features = self.backbone(image / 128.0 - 1.0)
@@ -42,7 +49,7 @@ class ToyNetwork(nn.Cell):
 
 class ToyTerms(nn.Cell):
     def __init__(self, network: nn.Cell):
-        super().__init__()
+        super().__init__(auto_prefix=False)
         self.network = network
         self.number = Tensor(np.arange(CLASSES), ms.int32)
 
@@ -54,6 +61,29 @@ class ToyTerms(nn.Cell):
         hot = (label.reshape((-1, 1)) == self.number).astype(ms.float32)
         return (-(hot * log_p).sum(1), ops.square(box_z - (box / 8.0 - 1.0)).mean(1)), (class_weight, box_weight), (
             features, logits, box_z)
+
+
+def toy_batch(arrays: dict[str, np.ndarray]) -> Batch:
+    rows = len(arrays["label"])
+    return Batch(arrays, np.ones(rows, np.float32), np.arange(rows))
+
+
+def toy_step(batch: int = 8, optimizer: str = "adam", bound: str = "scaled", network: ToyNetwork | None = None,
+             weights: dict[str, float] | None = None, refuse_spikes: bool = True, half: bool = False,
+             trained: list | None = None) -> GuardedStep:
+    """A guarded step over the toy network, all of it trained unless `trained` says otherwise."""
+    network = network or ToyNetwork()
+    network.set_train(True)
+    trained = trained or network.trainable_params()
+    cell = ToyTerms(with_precision(network, "O2" if half else "O0"))
+    rules = StepRules(weights or {"class": 1.0, "box": 0.5}, bound, 10.0, 1.0, 1e4, refuse_spikes)
+    return GuardedStep(cell, RatedOptimizer(Optimizer(name=optimizer), trained), FIELDS, TERMS, POINTS, GROUPS, batch, rules)
+
+
+def step_state(step: GuardedStep) -> dict[str, np.ndarray]:
+    """Copies of everything a step may change: weights, running statistics, moments, counters."""
+    held = {p.name: p for p in [*step.terms_cell.get_parameters(), *step.optimizer.state()]}
+    return {name: p.asnumpy().copy() for name, p in held.items()}
 
 
 def toy_arrays(rows: int = 8, seed: int = 0) -> dict[str, np.ndarray]:
