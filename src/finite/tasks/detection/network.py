@@ -48,7 +48,7 @@ class ResidualBlock(nn.Cell):
 
 
 class Backbone(nn.Cell):
-    """(B, 3, S, S) standardised image -> (B, 6 x width, S / 16, S / 16) features."""
+    """(B, 3, S, S) standardised image -> (B, 6 x width, S / 16, S / 16) features (S / 16 rounded up)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,21 +102,20 @@ class Network(nn.Cell):
 
     `frozen_backbone` (set it before the cell is compiled) stops the gradient at the features, so that a stage which
     trains a head alone pays for no backward pass through the backbone. `seed` alone decides the initial weights.
-    `image_size` is a multiple of 16; `box_channels` 0 lets the box head see the whole map.
+    `box_channels` 0 lets the box head see the whole map.
     """
 
     def __init__(
         self, classes: int, image_size: int, width: int = 32, box_channels: int = 32, box_hidden: int = 128, seed: int = 1
     ) -> None:
         super().__init__()
-        if image_size % STRIDE:
-            raise ValueError(f"image size {image_size} is not a multiple of the backbone's stride {STRIDE}")
         self.classes = classes
         self.image_size = image_size
         self.frozen_backbone = False
         self.backbone = Backbone(width)
         self.classifier = Classifier(self.backbone.out_channels, classes)
-        self.box_head = BoxHead(self.backbone.out_channels, image_size // STRIDE, box_channels, box_hidden)
+        side = -(-image_size // STRIDE)  # every strided convolution rounds up
+        self.box_head = BoxHead(self.backbone.out_channels, side, box_channels, box_hidden)
         self.input_mean = constant("input_mean", np.zeros(3))
         self.input_std = constant("input_std", np.ones(3))
         self.box_mean = constant("box_mean", np.zeros(4))
@@ -128,13 +127,13 @@ class Network(nn.Cell):
 
         Only before the cell is compiled. Raises ValueError for a value that is not finite or a deviation not above 0.
         """
-        for name, value in (("input_mean", input_mean), ("input_std", input_std), ("box_mean", box_mean), ("box_std", box_std)):
+        pairs = ((self.input_mean, input_mean), (self.input_std, input_std), (self.box_mean, box_mean), (self.box_std, box_std))
+        for parameter, value in pairs:
             value = np.asarray(value, np.float32)
-            if not np.isfinite(value).all() or (name.endswith("std") and (value <= 0).any()):
-                raise ValueError(f"{name} = {value.tolist()} can't scale anything")
-            parameter = getattr(self, name)
             if value.shape != parameter.shape:
-                raise ValueError(f"{name} has shape {value.shape}, wanted {parameter.shape}")
+                raise ValueError(f"{parameter.name} has shape {value.shape}, wanted {parameter.shape}")
+            if not np.isfinite(value).all() or (parameter.name.endswith("std") and (value <= 0).any()):
+                raise ValueError(f"{parameter.name} = {value.tolist()} can't scale anything")
             parameter.set_data(Tensor(value))
 
     def construct(self, image):

@@ -1,0 +1,281 @@
+"""Single-object detection as a task: an image in, the class and the box of its one object out.
+
+    task = DetectionTask(config)
+    sources = task.data(run.data)          # reads, chooses, splits; writes split.json and classes.json
+    network = task.network()               # scaled by the training split
+    task = DetectionTask.restore(config, checkpoint.state)   # without data, for predict and export
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from finite.config import Config
+from finite.data.augment import Augmentation
+from finite.data.folder import read_folder
+from finite.data.sample import ImageRecord, ImageSet, Object
+from finite.data.scaler import BoxScaler, channel_statistics
+from finite.data.select import BACKGROUND, class_names, select
+from finite.data.split import NAMES, complete
+from finite.errors import UserError
+from finite.run import write_json
+from finite.tasks.base import Sources
+from finite.tasks.detection import draw
+from finite.tasks.detection.metrics import DetectionMetrics, corners, iou
+from finite.tasks.detection.network import Network, Predictor
+from finite.tasks.detection.source import DetectionSource
+from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
+
+#: Training images that the channel statistics are taken from, evenly over the split.
+STATISTICS_IMAGES = 500
+
+Samples = list[tuple[ImageRecord, Object | None]]
+
+
+class DetectionTask:
+    """See `finite.tasks.base.Task`. The classes are known after `data`, or from a checkpoint (`restore`)."""
+
+    terms = TERMS
+    points = POINTS
+    score = "localization"
+    groups = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
+
+    def __init__(self, config: Config, classes: Sequence[str] | None = None) -> None:
+        self.config = config
+        self.classes = None if classes is None else list(classes)
+        self.statistics: dict[str, np.ndarray] = {}  # what `Network.set_statistics` takes; empty without data
+
+    @classmethod
+    def restore(cls, config: Config, state: Mapping[str, Any]) -> "DetectionTask":
+        """The task of a checkpoint. The statistics are tensors of the checkpoint and come with the weights."""
+        return cls(config, state["classes"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, for the checkpoint."""
+        return {"classes": self._known_classes()}
+
+    # ---- data --------------------------------------------------------------------------------------------------------
+
+    def data(self, folder: Path, overfit: int | None = None) -> Sources:
+        """Read `data.root` (and `data.test`), choose one object per image, split, and take the training statistics.
+
+        Writes split.json and classes.json into `folder`; where they exist already, the data must still say the same.
+        `overfit`: all three splits are that many training samples, not augmented. `facts` of the result: root, format,
+        images per split, classes (images of each class per split), left_out (reason: images), findings (kind: count),
+        box and input statistics, notes (sentences for the user). Raises UserError.
+        """
+        config = self.config.data
+        found = read_folder(config.root, config.format, config.voc_base)
+        classes = class_names(config.object, found.classes, config.background)
+        if self.classes is not None and classes != self.classes:
+            raise UserError(f"{config.root}: has the classes {', '.join(classes)}; the run was trained on {', '.join(self.classes)}")
+        self.classes = classes
+
+        notes, left_out = [], Counter()
+        declared = {}
+        for name, records in found.splits.items():
+            chosen = select(records, config.object)
+            declared[name] = [record for record, _ in chosen.samples]
+            left_out.update(chosen.left_out)
+        if config.test is not None:
+            if declared.get("test"):
+                notes.append(f"{len(declared['test'])} test images of {config.root} are not used: data.test is {config.test}")
+            others, reasons = self._foreign(read_folder(config.test, config.format, config.voc_base))
+            declared["test"] = [record for record, _ in others]
+            left_out.update(reasons)
+            self._refuse_overlap(declared)
+        splits, told = complete(declared, self._label_of, config.split, self.config.seed)
+        samples = {name: select(splits[name], config.object).samples for name in NAMES}
+        notes += told + self._notes(samples, found)
+        self._remember(folder, found, splits)
+
+        if overfit is not None:
+            train = samples["train"]
+            if not 2 <= overfit <= len(train):
+                raise UserError(f"--overfit {overfit}: choose from 2 to {len(train)}, the number of training images")
+            few = [train[i] for i in evenly(len(train), overfit)]
+            samples = dict.fromkeys(NAMES, few)
+        augmented = self.config.augment.enabled and overfit is None
+        total = sum(map(len, samples.values()))
+        sources = {name: self._source(samples[name], name == "train" and augmented, len(samples[name]) / total) for name in NAMES}
+        facts = {
+            "root": str(config.root),
+            "format": found.format,
+            "images": {name: len(samples[name]) for name in NAMES},
+            "classes": {name: self._counts(samples[name]) for name in NAMES},
+            "left_out": dict(left_out),
+            "findings": dict(Counter(finding.kind for finding in found.findings)),
+            **self._measure(sources["train"], notes),
+            "notes": notes,
+        }
+        return Sources(sources["train"], sources["validation"], sources["test"], facts)
+
+    def source(self, root: Path) -> tuple[DetectionSource, dict[str, Any]]:
+        """All images of another folder of any format, to be scored by this task's classes; and the facts about it.
+
+        Images whose object is of a class that the network does not know are left out and counted. Raises UserError.
+        """
+        found = read_folder(root, "auto", self.config.data.voc_base)
+        samples, left_out = self._foreign(found)
+        facts = {
+            "root": str(root),
+            "format": found.format,
+            "images": len(samples),
+            "classes": self._counts(samples),
+            "left_out": left_out,
+            "findings": dict(Counter(finding.kind for finding in found.findings)),
+        }
+        return self._source(samples, False, 1.0), facts
+
+    def _source(self, samples: Samples, augmented: bool, share: float) -> DetectionSource:
+        config = self.config
+        augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled"})) if augmented else None
+        memory = config.data.cache_mb * share
+        return DetectionSource(
+            samples, self._known_classes(), config.model.image_size, augmentation, memory, config.data.background
+        )
+
+    def _foreign(self, found: ImageSet) -> tuple[Samples, dict[str, int]]:
+        """The samples of a whole other folder that can be scored, and how many images each reason left out."""
+        rule, classes = self.config.data.object, self._known_classes()
+        chosen = select([record for records in found.splits.values() for record in records], rule)
+        left_out = Counter(chosen.left_out)
+        samples = []
+        for record, item in chosen.samples:
+            if item is not None and item.label not in classes:
+                left_out[f"class {item.label} is not among the trained ones"] += 1
+            else:
+                samples.append((record, item))
+        if not any(item for _, item in samples):
+            raise UserError(
+                f"{found.root}: nothing to score by data.object={rule}; its classes are {', '.join(found.classes) or 'none'}, "
+                f"the trained ones {', '.join(classes)}"
+            )
+        return samples, dict(left_out)
+
+    def _refuse_overlap(self, declared: Mapping[str, Sequence[ImageRecord]]) -> None:
+        trained = {record.path.resolve() for name, records in declared.items() if name != "test" for record in records}
+        shared = [record.id for record in declared["test"] if record.path.resolve() in trained]
+        if shared:
+            raise UserError(
+                f"data.test: {len(shared)} images of {self.config.data.test} lie in {self.config.data.root} too "
+                f"({shared[0]}); a test on training images says nothing, so point data.root at the others alone"
+            )
+
+    def _label_of(self, record: ImageRecord) -> str:
+        (_, item), = select([record], self.config.data.object).samples  # fmt: skip
+        return item.label if item else BACKGROUND
+
+    def _counts(self, samples: Samples) -> dict[str, int]:
+        counts = Counter(item.label if item else BACKGROUND for _, item in samples)
+        return {name: counts[name] for name in dict.fromkeys([*self._known_classes(), *counts])}
+
+    def _notes(self, samples: Mapping[str, Samples], found: ImageSet) -> list[str]:
+        """What the user should know about the splits. Raises UserError where there is nothing to train or choose by."""
+        for name in ("train", "validation"):
+            if not any(item for _, item in samples[name]):
+                raise UserError(
+                    f"{found.root}: no image with an object in the {name} split by data.object={self.config.data.object} "
+                    f"({sum(map(len, found.splits.values()))} images were read); change the rule or add images"
+                )
+        notes = []
+        counts = self._counts(samples["train"])
+        missing = [name for name in self._known_classes() if not counts[name]]
+        if missing:
+            notes.append(f"no training image of class {', '.join(missing)}: the network can't learn it")
+        empty = sum(item is None for part in samples.values() for _, item in part)
+        if empty and not self.config.data.background:
+            notes.append(f"{empty} images without object weigh nothing (data.background: true makes them a class)")
+        if not samples["test"]:
+            notes.append("no test images: data.split gives them no share")
+        return notes
+
+    def _remember(self, folder: Path, found: ImageSet, splits: Mapping[str, Sequence[ImageRecord]]) -> None:
+        """Write split.json and classes.json, or make sure that they still hold: a resumed run must see the same data."""
+        split = {name: [record.id for record in splits[name]] for name in NAMES}
+        path = folder / "split.json"
+        if path.exists():
+            old = json.loads(path.read_text())
+            for name in NAMES:
+                if old[name] != split[name]:
+                    odd = sorted(set(old[name]) ^ set(split[name]))
+                    what = f"{odd[0]} is in one alone" if odd else "their order differs"
+                    raise UserError(
+                        f"{found.root}: the {name} split is not the one in {path} ({len(split[name])} images now, "
+                        f"{len(old[name])} then; {what}); restore the data, or start a new run"
+                    )
+            return
+        roots = {"root": found.root, "test_root": self.config.data.test, "format": found.format, "seed": self.config.seed}
+        write_json(folder / "classes.json", {"classes": self.classes, "numbers_in_files": found.class_ids})
+        write_json(path, {**roots, **split})
+
+    def _measure(self, train: DetectionSource, notes: list[str]) -> dict[str, Any]:
+        """Statistics of the unaugmented training split; what is odd about them goes to `notes`."""
+        boxes = BoxScaler.fit(train.boxes())
+        images = (train.row(i, self.config.seed, None)["image"] for i in evenly(len(train), STATISTICS_IMAGES))
+        mean, std = channel_statistics(images)
+        if boxes.floored:
+            notes.append(f"the boxes hardly vary in {', '.join(boxes.floored)}: scaled as if they varied by 1 px")
+        self.statistics = {"input_mean": mean, "input_std": std, "box_mean": boxes.mean, "box_std": boxes.std}
+        return {
+            "box": {"mean": boxes.mean.tolist(), "std": boxes.std.tolist(), "floored": list(boxes.floored)},
+            "input": {"mean": mean.tolist(), "std": std.tolist()},
+        }
+
+    # ---- network and figures -----------------------------------------------------------------------------------------
+
+    def network(self) -> Network:
+        """A new network with initial weights by `seed`; after `data`, with the training split's statistics."""
+        model = self.config.model
+        network = Network(
+            len(self._known_classes()), model.image_size, model.width, model.box_channels, model.box_hidden, self.config.seed
+        )
+        if self.statistics:
+            network.set_statistics(**self.statistics)
+        return network
+
+    def terms_cell(self, network: Network) -> DetectionTerms:
+        loss = self.config.loss
+        return DetectionTerms(network, loss.label_smoothing, loss.box, loss.huber_delta)
+
+    def predictor(self, network: Network) -> Predictor:
+        return Predictor(network)
+
+    def metrics(self) -> DetectionMetrics:
+        return DetectionMetrics(self._known_classes(), self.config.model.image_size)
+
+    def show(
+        self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]
+    ) -> list[Image.Image]:
+        """One picture per row: the network's input with the true and the predicted box, classes, score and IoU."""
+        classes = self._known_classes()
+        pictures = []
+        for row, title in enumerate(titles):
+            image = np.clip(batch["image"][row].transpose(1, 2, 0), 0, 255).round().astype(np.uint8)
+            probabilities, box = outputs["probabilities"][row], outputs["boxes"][row]
+            truth, note = None, ""
+            if batch["class_weight"][row] > 0 or batch["box_weight"][row] > 0:
+                true_box = corners(batch["box"][row]) if batch["box_weight"][row] > 0 else None
+                truth = draw.Mark(true_box, classes[int(batch["label"][row])])
+                note = "" if true_box is None else f"IoU {iou(box, true_box):.2f}"
+            number = int(probabilities.argmax())
+            empty = self.config.data.background and number == len(classes) - 1
+            predicted = draw.Mark(None if empty else box, classes[number], float(probabilities[number]))
+            pictures.append(draw.picture(Image.fromarray(image), predicted, truth, title, note))
+        return pictures
+
+    def _known_classes(self) -> list[str]:
+        if self.classes is None:
+            raise RuntimeError("the classes are not known yet: call data() first, or restore() from a checkpoint")
+        return self.classes
+
+
+def evenly(n: int, count: int) -> list[int]:
+    """At most `count` of 0..n-1, evenly spaced."""
+    return np.unique(np.linspace(0, n - 1, min(n, count)).round().astype(int)).tolist()
