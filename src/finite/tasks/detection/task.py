@@ -8,11 +8,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import mindspore as ms
 import numpy as np
+from mindspore import Tensor
 from PIL import Image
 
 from finite.config import Config
@@ -24,7 +26,7 @@ from finite.data.select import BACKGROUND, class_names, select
 from finite.data.split import NAMES, complete
 from finite.errors import UserError
 from finite.run import write_json
-from finite.tasks.base import Sources
+from finite.tasks.base import Predict, Sources
 from finite.tasks.detection import draw
 from finite.tasks.detection.metrics import DetectionMetrics, corners, iou
 from finite.tasks.detection.network import Network, Predictor
@@ -42,7 +44,7 @@ class DetectionTask:
 
     terms = TERMS
     points = POINTS
-    score = "localization"
+    class_part = "classifier"
     groups = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
 
     def __init__(self, config: Config, classes: Sequence[str] | None = None) -> None:
@@ -55,20 +57,19 @@ class DetectionTask:
         """The task of a checkpoint. The statistics are tensors of the checkpoint and come with the weights."""
         return cls(config, state["classes"])
 
-    @property
     def state(self) -> dict[str, Any]:
         """What `restore` needs, for the checkpoint."""
         return {"classes": self._known_classes()}
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
-    def data(self, folder: Path, overfit: int | None = None) -> Sources:
+    def data(self, folder: Path) -> Sources:
         """Read `data.root` (and `data.test`), choose one object per image, split, and take the training statistics.
 
         Writes split.json and classes.json into `folder`; where they exist already, the data must still say the same.
-        `overfit`: all three splits are that many training samples, not augmented. `facts` of the result: root, format,
-        images per split, classes (images of each class per split), left_out (reason: images), findings (kind: count),
-        box and input statistics, notes (sentences for the user). Raises UserError.
+        `facts` of the result: root, format, images per split, classes (images of each class per split), left_out
+        (reason: images), findings (kind: count), box and input statistics, notes (sentences for the user).
+        Raises UserError.
         """
         config = self.config.data
         found = read_folder(config.root, config.format, config.voc_base)
@@ -95,15 +96,11 @@ class DetectionTask:
         notes += told + self._notes(samples, found)
         self._remember(folder, found, splits)
 
-        if overfit is not None:
-            train = samples["train"]
-            if not 2 <= overfit <= len(train):
-                raise UserError(f"--overfit {overfit}: choose from 2 to {len(train)}, the number of training images")
-            few = [train[i] for i in evenly(len(train), overfit)]
-            samples = dict.fromkeys(NAMES, few)
-        augmented = self.config.augment.enabled and overfit is None
         total = sum(map(len, samples.values()))
-        sources = {name: self._source(samples[name], name == "train" and augmented, len(samples[name]) / total) for name in NAMES}
+        augmented = {"train": self.config.augment.enabled}
+        sources = {
+            name: self._source(samples[name], augmented.get(name, False), len(samples[name]) / total) for name in NAMES
+        }
         facts = {
             "root": str(config.root),
             "format": found.format,
@@ -244,11 +241,32 @@ class DetectionTask:
         loss = self.config.loss
         return DetectionTerms(network, loss.label_smoothing, loss.box, loss.huber_delta)
 
-    def predictor(self, network: Network) -> Predictor:
-        return Predictor(network)
+    def predictor(self, network: Network) -> Predict:
+        """See `finite.tasks.base.Task`: outputs `probabilities` (B, C) and `boxes` (B, 4) in px of the network's input.
+
+        It runs the same cell as the exported model does.
+        """
+        cell = Predictor(network)
+        cell.set_train(False)
+
+        def construct(image):
+            return cell(image)
+
+        compiled = ms.jit(construct)
+
+        def predict(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            probabilities, boxes = compiled(Tensor(np.ascontiguousarray(batch["image"].transpose(0, 2, 3, 1))))
+            return {"probabilities": probabilities.asnumpy(), "boxes": boxes.asnumpy()}
+
+        return predict
 
     def metrics(self) -> DetectionMetrics:
         return DetectionMetrics(self._known_classes(), self.config.model.image_size)
+
+    def score(self, metrics: Mapping[str, Any], terms: Collection[str]) -> float:
+        """Localisation once class and box are trained; before that top-1 or mean IoU, whichever there is."""
+        name = "localization" if {"class", "box"} <= set(terms) else "mean_iou" if "box" in terms else "top1"
+        return float("nan") if metrics[name] is None else metrics[name]
 
     def show(
         self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]

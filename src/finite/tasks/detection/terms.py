@@ -1,11 +1,9 @@
-"""Detection's two tables: terms `class` and `box` by samples, raw values and weights, nothing reduced or masked.
+"""Detection's tables: terms `class` and `box` by samples, raw values and weights, nothing reduced or masked.
 
 A value that is not finite comes out as it is: the engine must see it to name the term and the sample.
 """
 
 from mindspore import dtype, nn, ops
-
-from finite.tasks.detection.network import Network
 
 TERMS = ("class", "box")
 POINTS = ("features", "logits", "box_z")
@@ -13,27 +11,28 @@ POINTS = ("features", "logits", "box_z")
 
 class DetectionTerms(nn.Cell):
     """(image (B, 3, S, S) 0..255, label (B,), box (B, 4) px, class_weight (B,), box_weight (B,)) ->
-    values (2, B), weights (2, B), both float32, and the key points (features, logits, box_z).
+    values and weights, each two float32 rows (B,), and the key points (features, logits, box_z).
 
     `class`: softmax cross entropy with label smoothing (Szegedy et al. 2015, arXiv:1512.00567). `box`: mean over the
     four z-scored coordinates of the squared error ("mse"), or of Huber's loss with `delta` ("huber": 0.5 e^2 up to
     delta, delta (|e| - 0.5 delta) beyond; Huber 1964).
     """
 
-    def __init__(self, network: Network, smoothing: float = 0.1, loss: str = "huber", delta: float = 1.0) -> None:
+    def __init__(self, network: nn.Cell, smoothing: float = 0.1, loss: str = "huber", delta: float = 1.0) -> None:
         super().__init__(auto_prefix=False)
         if loss not in ("huber", "mse"):
             raise ValueError(f"box loss {loss!r} is neither huber nor mse")
         self.network = network
+        parameters = {parameter.name: parameter for parameter in network.get_parameters()}
+        self.box_mean, self.box_std = parameters["box_mean"], parameters["box_std"]
         self.smoothing = smoothing
         self.huber = loss == "huber"
         self.delta = delta
 
     def construct(self, image, label, box, class_weight, box_weight):
         logits, box_z, features = self.network(image)
-        values = ops.stack((self.class_loss(logits, label), self.box_loss(box_z, box)))
-        weights = ops.stack((class_weight, box_weight))
-        return ops.cast(values, dtype.float32), ops.cast(weights, dtype.float32), (features, logits, box_z)
+        values = (self.class_loss(logits, label), self.box_loss(box_z, box))
+        return values, (class_weight, box_weight), (features, logits, box_z)
 
     def class_loss(self, logits, label):
         """(B, C) logits, (B,) labels -> (B,) cross entropy."""
@@ -48,7 +47,7 @@ class DetectionTerms(nn.Cell):
 
     def box_loss(self, box_z, box):
         """(B, 4) predicted z-scores, (B, 4) target in px -> (B,) mean over the coordinates."""
-        target = (ops.cast(box, dtype.float32) - self.network.box_mean) / self.network.box_std
+        target = (ops.cast(box, dtype.float32) - self.box_mean) / self.box_std
         error = ops.cast(box_z, dtype.float32) - target
         if not self.huber:
             return ops.mean(error * error, 1)
