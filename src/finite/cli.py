@@ -239,19 +239,21 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python main.py",
         description=(
-            "Finite trains a network that finds what is in a picture and where, and never lets a bad step (NaN,\n"
-            "overflow) reach the weights. A training makes a run folder; the other verbs work on one."
+            "Finite trains a network that finds what is in a picture and where, and never\n"
+            "lets a bad step (NaN, overflow) reach the weights. A training makes a run\n"
+            "folder; the other verbs work on one."
         ),
         epilog=(
             "examples:\n"
-            "  python main.py --stage all                        train all stages as config.yaml says\n"
-            "  python main.py --set data.root=my/photos          train on your own folder\n"
-            "  python main.py --resume                           go on with the run that trained last\n"
-            "  python main.py evaluate runs/20250131-120000      score a run on its test split\n"
-            "  python main.py predict runs/20250131-120000 a.jpg find the object in a picture\n"
+            "  python main.py --stage all                      train as config.yaml says\n"
+            "  python main.py --set data.root=my/photos        train on your own pictures\n"
+            "  python main.py --resume                         go on with the last training\n"
+            "  python main.py evaluate runs/20250131-120000    score a run on its test split\n"
+            "  python main.py predict runs/20250131-120000 photo.jpg\n"
             "\n"
             "`train` may be left out. `python main.py VERB --help` tells all about a verb.\n"
-            "exit codes: 0 done, 1 bug, 2 a mistake to mend, 3 stopped by the numeric guard, 130 interrupted"
+            "exit codes: 0 done, 1 bug, 2 a mistake to mend, 3 stopped by the numeric guard,\n"
+            "130 interrupted"
         ),
     )
     parser.add_argument("--version", action="version", version=f"finite {finite.__version__}")
@@ -267,12 +269,13 @@ def _parser() -> argparse.ArgumentParser:
 
     train = verb(
         "train", _train, "train, evaluate and export (the default verb)",
-        "Train the stages of config.yaml in order, score the test split, export the model.\n"
-        "All of it goes into a new folder below runs/. Ctrl-C stops after the step and says how to resume.",
+        "Train the stages of config.yaml in order, score the test split, export the\n"
+        "model. All of it goes into a new folder below runs/. Ctrl-C stops after the\n"
+        "step and says how to resume.",
         "  python main.py --stage all\n"
-        "  python main.py --stage all --set training.batch_size=16 --set data.root=my/photos\n"
+        "  python main.py --set training.batch_size=16 --set data.root=my/photos\n"
         "  python main.py --stage regression --init runs/20250131-120000\n"
-        "  python main.py --overfit 16                 can the network learn 16 samples by heart?\n"
+        "  python main.py --overfit 16         can it learn 16 samples by heart?\n"
         "  python main.py --resume runs/20250131-120000",
     )
     train.add_argument("--stage", metavar="NAME", help="all (the default), or one stage of the configuration")
@@ -305,8 +308,9 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = verb(
         "predict", _predict, "find the object in pictures",
-        "Print one line of JSON per picture (file, class, score, box in pixels of that picture) and draw the boxes.\n"
-        "The lines go to standard output, everything else to standard error.",
+        "Print one line of JSON per picture (file, class, score, box in pixels of that\n"
+        "picture) and draw the boxes. The lines go to standard output, everything else\n"
+        "to standard error.",
         "  python main.py predict runs/20250131-120000 photo.jpg\n"
         "  python main.py predict runs/20250131-120000 my/photos --out drawn > boxes.jsonl",
     )
@@ -316,7 +320,8 @@ def _parser() -> argparse.ArgumentParser:
 
     export = verb(
         "export", _export, "write the model for use elsewhere",
-        "Write the best checkpoint as MINDIR and ONNX, and prove that all three give the same answers.",
+        "Write the best checkpoint as MINDIR and ONNX, and prove that all three give the\n"
+        "same answers.",
         "  python main.py export runs/20250131-120000",
     )
     export.add_argument("run", type=Path, metavar="RUN", help="folder of the run")

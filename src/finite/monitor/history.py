@@ -2,15 +2,16 @@
 
 Every line has `kind`, `stage` (name), `epoch` (from 1 within the stage) and `step` (global, from 1). Besides:
 
-- "step": `verdict`; `terms` {name: {"raw", "bounded", "weighted"}}; `total`; `grad_norm` before and `grad_norm_clipped`
-  after clipping; `rate` (learning rate); `scale` (loss scale, 1 in float32); `clock`.
-- "epoch": `terms` {name: {"raw", "weighted"}} as means over the epoch's healthy steps; `rate`; `scale`; `healthy`,
-  `overflow`, `refused` (steps of this epoch by verdict); `validation` {metric: value}; `clock`.
-- "event": `event` (rewind, quarantine, stop, ...) and `text`, a sentence; further keys as the event needs.
+- "step": `verdict`; `rate` (learning rate); `scale` (loss scale); and, unless the host refused the batch before the
+  step, `terms` {name: {"raw", "bounded", "weighted"}}; `total`; `grad_norm` before and `grad_norm_clipped` after
+  clipping; `part_norms` {part of the network: gradient norm}; `points` {key point: largest magnitude}; `clock`.
+- "epoch": `terms` {name: {"raw", "weighted"}} as means over the epoch's healthy steps; `rate`; `scale` (null in
+  float32); `healthy`, `overflow`, `refused` (steps of this epoch by verdict); `validation` {metric: value}; `clock`.
+- "event": `event` (refused, rewind, ...) and `text`, a sentence; further keys as the event needs.
 
-`clock` holds all that depends on the machine's speed (`seconds`, `wait_seconds`, `images_per_second`). Without it, the
-history of a run that was killed and resumed equals that of a run left alone, line by line; for the same reason
-resuming leaves no line of its own here (run.log tells it).
+`clock` holds all that depends on the machine's speed (`seconds`, `wait_seconds`). Without it, the history of a run that
+was killed and resumed equals that of a run left alone, line by line; for the same reason resuming leaves no line of its
+own here (run.log tells it).
 
 Non-finite numbers stand as the strings "nan", "inf", "-inf": `float(value)` reads any of them.
 """

@@ -25,8 +25,8 @@ PLAIN_EVERY = 10.0
 class Stage:
     """Context manager; `update` after each step, `epoch` after each epoch. On leaving, one closing line.
 
-    `update` takes a mapping with `terms` {name: raw value}, `rate`, `healthy`, `overflow`, `refused` (counts in this
-    stage so far), and optionally `scale` (loss scale; None in float32) and `images_per_second`.
+    `update` takes a mapping with `terms` {name: raw value}, `rate`, `healthy`, `overflow`, `refused` (steps of the run
+    so far), and optionally `scale` (loss scale; None in float32) and `images_per_second` (of this step; shown smoothed).
 
     `epoch` takes `epoch` (from 1), `terms` {name: {"raw": value, "weighted": value}}, `rate`, `healthy`, `overflow`,
     `refused` (steps of this epoch), and optionally `scale`, `validation` {metric: figure; nested ones are left out},
@@ -42,6 +42,7 @@ class Stage:
         self.done = self.before = done
         self.started = self.first = self.said = time.monotonic()
         self.info: Mapping[str, Any] = {}
+        self.speed: float | None = None  # images per second, smoothed
         self._titles: list[str] = []
         self._live: Live | None = None
 
@@ -66,7 +67,8 @@ class Stage:
         ended = "done" if self.done >= self.steps and kind is None else f"left after {self.done} of {self.steps} steps"
         counts = ", ".join(f"{self.info[key]} {key}" for key in ("healthy", "overflow", "refused") if key in self.info)
         took = clock(time.monotonic() - self.started)
-        self.console.line(f"stage {self.name} {ended} in {took}" + (f": steps {counts}" if counts else ""), style="dim")
+        so_far = f"; steps of the run: {counts}" if counts else ""
+        self.console.line(f"stage {self.name} {ended} in {took}{so_far}", style="dim")
 
     def update(self, info: Mapping[str, Any]) -> None:
         """A step was made (healthy or not)."""
@@ -75,6 +77,9 @@ class Stage:
         now = time.monotonic()
         if self.done == self.before + 1:
             self.first = now  # the first step compiles: it says nothing about the speed
+        elif info.get("images_per_second") is not None:
+            fresh = info["images_per_second"]
+            self.speed = fresh if self.speed is None else 0.9 * self.speed + 0.1 * fresh
         if now - self.said >= PLAIN_EVERY:
             self.said = now
             text = f"{self.name} {self._position()}: {', '.join(self._figures())}, {clock(self.seconds_left())} left"
@@ -120,8 +125,8 @@ class Stage:
         for key in ("overflow", "refused"):
             if self.info[key]:
                 parts.append(f"{key} {self.info[key]}")
-        if self.info.get("images_per_second") is not None:
-            parts.append(f"{self.info['images_per_second']:.0f} img/s")
+        if self.speed is not None:
+            parts.append(f"{self.speed:.0f} img/s")
         return parts
 
     def _bar(self) -> Group:
