@@ -36,7 +36,7 @@ def mindspore(monkeypatch):
 def test_a_good_machine_is_told_so_and_nothing_is_left_behind(tmp_path, capsys, mindspore):
     doctor.examine(tmp_path / "not" / "yet", Console())
     out = capsys.readouterr().out
-    for words in ("mindspore", "cores usable", "16.0 GB, 8.0 GB free", "1 available, computes", "writable", "MindInsight"):
+    for words in ("mindspore", "cores usable", "16.0 GB, 8.0 GB free", "1 available, computes", "writable", "MindIns"):
         assert words in out
     assert out.rstrip().endswith("everything a training needs is here")
     assert list(tmp_path.iterdir()) == []

@@ -35,10 +35,11 @@ def test_an_epoch_line_names_each_term_raw_and_weighted_and_the_counts(capsys):
     run_stage(Console(), refused=1, scale=65536.0)
     lines = capsys.readouterr().out.splitlines()
     assert (
-        "joint epoch 2/2: class 0.500 (weighted 0.500), box 0.250 (weighted 0.125), rate 1.0e-3, scale 2^16, overflow 0, "
-        "refused 1, top1 0.912, mean_iou 0.710, iou50 0.900, localization 0.880, waiting 3%, time 0:12"
+        "joint epoch 2/2: class 0.500 (weighted 0.500), box 0.250 (weighted 0.125), rate 1.0e-3, scale 2^16, "
+        "overflow 0, refused 1, top1 0.912, mean_iou 0.710, iou50 0.900, localization 0.880, waiting 3%, time 0:12"
     ) in lines
-    assert lines[-1].startswith("stage joint done") and lines[-1].endswith("steps of the run: 4 healthy, 0 overflow, 1 refused")
+    assert lines[-1].startswith("stage joint done")
+    assert lines[-1].endswith("steps of the run: 4 healthy, 0 overflow, 1 refused")
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])

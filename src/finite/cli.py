@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package == "finite":
             return _bug(console)
-        return _failed("error", f"the package {package} is missing; run `make train`, or `pip install -e .`", 2, console)
+        return _failed("error", f"the package {package} is missing: `make train`, or `pip install -e .`", 2, console)
     except Exception:
         return _bug(console)
     finally:
@@ -106,7 +106,8 @@ def _train(args: argparse.Namespace, console: "Console") -> None:
             overfit=args.overfit,
         )
     if runtime.applied:
-        console.note("set for this machine: " + "; ".join(f"{name}={value} ({why})" for name, value, why in runtime.applied))
+        reasons = "; ".join(f"{name}={value} ({why})" for name, value, why in runtime.applied)
+        console.note(f"set for this machine: {reasons}")
     from finite.training.trainer import train
 
     train(settings, options, console)
@@ -148,7 +149,8 @@ def _settings(path: Path | None, overrides: Sequence[str]) -> "Config":
 
 def _stage(name: str, names: Sequence[str]) -> str:
     if name != "all" and name not in names:
-        raise UserError(f"--stage {name}: no such stage{_near(name, ['all', *names])}; there are all, {', '.join(names)}")
+        near = _near(name, ["all", *names])
+        raise UserError(f"--stage {name}: no such stage{near}; there are all, {', '.join(names)}")
     return name
 
 
@@ -304,7 +306,7 @@ def _parser() -> argparse.ArgumentParser:
         "  python main.py evaluate runs/20250131-120000 --data more/photos",
     )
     evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    evaluate.add_argument("--data", type=Path, metavar="DIR", help="annotated images to score instead of the test split")
+    evaluate.add_argument("--data", type=Path, metavar="DIR", help="other annotated pictures to score")
 
     predict = verb(
         "predict", _predict, "find the object in pictures",
@@ -312,7 +314,7 @@ def _parser() -> argparse.ArgumentParser:
         "picture) and draw the boxes. The lines go to standard output, everything else\n"
         "to standard error.",
         "  python main.py predict runs/20250131-120000 photo.jpg\n"
-        "  python main.py predict runs/20250131-120000 my/photos --out drawn > boxes.jsonl",
+        "  python main.py predict runs/20250131-120000 my/photos --out drawn > a.jsonl",
     )
     predict.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     predict.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER", help="pictures, or folders of them")

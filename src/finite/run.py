@@ -39,7 +39,7 @@ INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "a
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of one run. `create` makes a new folder, `open` takes an existing run, `newest` the one trained last."""
+    """The paths of one run: `create` makes a new one, `open` takes an existing one, `newest` the one trained last."""
 
     path: Path
 
@@ -182,7 +182,7 @@ class TrainOptions:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to `path` whole or not at all; the parent folder is made. A full or read-only disk is a UserError."""
+    """Write `data` to `path` whole or not at all; the parent folder is made. UserError if the disk is full."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:

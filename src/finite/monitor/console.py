@@ -1,4 +1,4 @@
-"""What the program says: on a terminal with one live bar per stage, elsewhere as plain lines; all of it also in run.log.
+"""What the program says: on a terminal with one live bar per stage, elsewhere as plain lines; all also in run.log.
 
 The trainer and the verbs use `Console` alone and know nothing of rich. Before the run folder exists, what was said is
 kept, and `attach` writes it to the log. Log lines carry the time of day; the bar stands in the log as the plain lines

@@ -26,7 +26,7 @@ class Stage:
     """Context manager; `update` after each step, `epoch` after each epoch. On leaving, one closing line.
 
     `update` takes a mapping with `terms` {name: raw value}, `rate`, `healthy`, `overflow`, `refused` (steps of the run
-    so far), and optionally `scale` (loss scale; None in float32) and `images_per_second` (of this step; shown smoothed).
+    so far), and optionally `scale` (loss scale; None in float32) and `images_per_second` (of this step; it is smoothed).
 
     `epoch` takes `epoch` (from 1), `terms` {name: {"raw": value, "weighted": value}}, `rate`, `healthy`, `overflow`,
     `refused` (steps of this epoch), and optionally `scale`, `validation` {metric: figure; nested ones are left out},
@@ -185,7 +185,7 @@ def _columns(cells: list[tuple[str, str]], width: int) -> tuple[list[str], str, 
     for shown, longest, gap in (
         (cells, 99, 2), (cells, 99, 1), (cells, 6, 2), (cells, 6, 1), (timeless, 6, 1), (timeless, 5, 1),
     ):
-        titles = [name if len(name) <= longest else name[: longest - 1] + "\N{HORIZONTAL ELLIPSIS}" for name, _ in shown]
+        titles = [name if len(name) <= longest else f"{name[: longest - 1]}\u2026" for name, _ in shown]
         widths = [max(len(title), len(text), 5) for title, (_, text) in zip(titles, shown)]
         if sum(widths) + gap * (len(widths) - 1) <= width:
             break
