@@ -9,7 +9,6 @@ the same versions of numpy and Pillow the files are the same byte for byte. Need
 """
 
 import argparse
-import io
 import json
 import os
 import re
@@ -46,7 +45,7 @@ class Drawing:
     mask: np.ndarray
     covered: float
     png: bool
-    quality: int
+    quality: int  # of the JPEG
 
 
 def outline(label: str, angle: float) -> tuple[np.ndarray, np.ndarray | None]:
@@ -92,7 +91,7 @@ def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def colour_apart(rng: np.random.Generator, around: np.ndarray) -> np.ndarray:
-    """A random colour at least CONTRAST from nine tenths of the colours `around` (P, 3); the farthest of 32 if none is."""
+    """A random colour at least CONTRAST from nine tenths of the colours `around` (P, 3); the best of 32 if none is."""
     candidates = rng.uniform(10, 245, (32, 3)).astype(np.float32)
     apart = np.percentile(distance(candidates[:, None], around[None]), 10, axis=1)
     good = np.flatnonzero(apart >= CONTRAST)
@@ -106,7 +105,7 @@ def smooth_noise(rng: np.random.Generator, cells: int, width: int, height: int) 
 
 
 def background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
-    """A textured canvas (H, W, 3) float32: gradient, clouds, stripes or soft blobs between related colours, with grain."""
+    """A textured canvas (H, W, 3) float32: gradient, clouds, stripes or blobs of two related colours, with grain."""
     y, x = np.mgrid[:height, :width].astype(np.float32)
     base = rng.uniform(30, 225, 3)
     other = np.clip(base + rng.uniform(-70, 70, 3), 10, 245)
@@ -117,7 +116,8 @@ def background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
         blend = (along - along.min()) / (along.max() - along.min())
     elif kind == 1:
         cells = int(rng.integers(3, 9))
-        blend = 0.5 + 0.35 * smooth_noise(rng, cells, width, height) + 0.15 * smooth_noise(rng, 4 * cells, width, height)
+        coarse, fine = (smooth_noise(rng, count, width, height) for count in (cells, 4 * cells))
+        blend = 0.5 + 0.35 * coarse + 0.15 * fine
     elif kind == 2:
         wobble = smooth_noise(rng, 4, width, height) * rng.uniform(0, 1.0)
         blend = 0.5 + 0.5 * np.sin(2 * np.pi * along / rng.uniform(7, 30) + wobble)
@@ -127,20 +127,20 @@ def background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
             far = (x - rng.uniform(0, width)) ** 2 + (y - rng.uniform(0, height)) ** 2
             blend += rng.uniform(0.4, 1.0) * np.exp(-far / (2 * rng.uniform(8, 30) ** 2))
     canvas = base + np.clip(blend, 0, 1)[..., None] * (other - base)
-    grain = rng.standard_normal((height, width, 1)) * rng.uniform(1, 8)
+    grain = rng.standard_normal((height, width, 1), dtype=np.float32) * rng.uniform(1, 8)
     return (canvas + grain).astype(np.float32)
 
 
 def clutter(rng: np.random.Generator, canvas: np.ndarray) -> np.ndarray:
     """The canvas with thin lines, arcs, scribbles and specks on it: edges that belong to no class."""
     height, width = canvas.shape[:2]
-    times = 3
+    times = 2
     layer = Image.new("RGBA", (width * times, height * times), (0, 0, 0, 0))
     pen = ImageDraw.Draw(layer)
     for _ in range(int(rng.integers(2, 8))):
         colour = tuple(int(value) for value in rng.integers(0, 256, 3)) + (int(rng.integers(120, 256)),)
         x, y = rng.uniform(0, width), rng.uniform(0, height)
-        stroke = int(rng.integers(2, 6))
+        stroke = int(rng.integers(2, 5))
         kind = rng.integers(4)
         if kind == 0:
             ends = [x, y, rng.uniform(0, width), rng.uniform(0, height)]
@@ -200,7 +200,7 @@ def finish(rng: np.random.Generator, canvas: np.ndarray) -> np.ndarray:
     image = Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))
     if rng.random() < 0.5:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 0.8)))
-    noise = rng.standard_normal(canvas.shape) * rng.uniform(0, 7)
+    noise = rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(rng.uniform(0, 7))
     return np.clip(np.asarray(image) + noise, 0, 255).round().astype(np.uint8)
 
 
@@ -229,7 +229,7 @@ def draw(seed: int, index: int) -> Drawing:
     y, x = np.mgrid[:height, :width].astype(np.float32)
     light = rng.uniform(0, 2 * np.pi)
     slope = ((x - centre[0]) * np.cos(light) + (y - centre[1]) * np.sin(light)) / size
-    shade = slope * rng.uniform(0, 40) + rng.standard_normal((height, width)) * rng.uniform(0, 6)
+    shade = slope * rng.uniform(0, 40) + rng.standard_normal((height, width), dtype=np.float32) * rng.uniform(0, 6)
     paint = colour + shade[..., None].astype(np.float32)
     canvas = canvas + mask[..., None] * (paint - canvas)
 
@@ -259,27 +259,20 @@ def write_set(folder: Path, seed: int, images: int, only: str | None) -> None:
     for index, split in enumerate(split_of(images, only)):
         drawing = draw(seed, index)
         name = f"{index:05d}.{'png' if drawing.png else 'jpg'}"
-        encoded = io.BytesIO()
         options = {} if drawing.png else {"quality": drawing.quality, "subsampling": 0}
-        Image.fromarray(drawing.pixels).save(encoded, "PNG" if drawing.png else "JPEG", **options)
-        (folder / "images" / name).write_bytes(encoded.getvalue())
+        Image.fromarray(drawing.pixels).save(folder / "images" / name, **options)
 
-        info = {"description": f"Drawn shapes, {split} split", "version": str(VERSION)}
+        info = {"description": f"drawn shapes, {split}", "version": str(VERSION)}
         empty = {"info": info, "licenses": [], "categories": categories, "images": [], "annotations": []}
         part = parts.setdefault(split, empty)
         height, width = drawing.mask.shape
         xmin, ymin, xmax, ymax = drawing.box
         part["images"].append({"id": index + 1, "file_name": name, "width": width, "height": height})
-        part["annotations"].append({
-            "id": index + 1,
-            "image_id": index + 1,
-            "category_id": CLASSES.index(drawing.label) + 1,
-            "bbox": [round(value, 3) for value in (xmin, ymin, xmax - xmin, ymax - ymin)],
-            "area": round(float(drawing.mask.sum()), 1),
-            "segmentation": [],
-            "iscrowd": 0,
-            "occluded": drawing.covered > 0,
-        })
+        bbox = [round(value, 3) for value in (xmin, ymin, xmax - xmin, ymax - ymin)]
+        note = {"id": index + 1, "image_id": index + 1, "category_id": CLASSES.index(drawing.label) + 1, "bbox": bbox}
+        area = round(float(drawing.mask.sum()), 1)
+        note |= {"area": area, "segmentation": [], "iscrowd": 0, "occluded": drawing.covered > 0}
+        part["annotations"].append(note)
     for split, part in parts.items():
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(part))
     (folder / "made_by.json").write_text(json.dumps(recipe(seed, images, only), indent=2) + "\n")
@@ -290,18 +283,20 @@ def recipe(seed: int, images: int, only: str | None) -> dict:
     return {"made_by": "make_shapes.py", "version": VERSION, "seed": seed, "images": images, "split": only}
 
 
-def existing_recipe(folder: Path) -> dict | None:
-    """The recipe of a folder that this program made and nobody added to; None for any other folder."""
+def state_of(folder: Path, wanted: dict) -> str:
+    """"same": the whole set of the recipe `wanted`; "ours": another or a damaged set, and nothing else; else "foreign"."""
     ours = re.compile(r"made_by\.json|images/\d{5}\.(jpg|png)|annotations/instances_(train|validation|test)\.json")
     try:
         made_by = json.loads((folder / "made_by.json").read_text())
     except (OSError, ValueError):
-        return None
+        return "foreign"
+    if not isinstance(made_by, dict) or made_by.get("made_by") != wanted["made_by"]:
+        return "foreign"
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
-    if not isinstance(made_by, dict) or made_by.get("made_by") != "make_shapes.py" or not all(map(ours.fullmatch, files)):
-        return None
-    whole = sum(name.startswith("images/") for name in files) == made_by.get("images")
-    return made_by if whole else made_by | {"images": "some are missing"}
+    if not all(map(ours.fullmatch, files)):
+        return "foreign"
+    whole = len(files) == 1 + wanted["images"] + (1 if wanted["split"] else len(SPLITS))
+    return "same" if made_by == wanted and whole else "ours"
 
 
 def make(out: Path, seed: int, images: int, only: str | None = None) -> str:
@@ -309,23 +304,23 @@ def make(out: Path, seed: int, images: int, only: str | None = None) -> str:
 
     Drawn in a folder beside it and renamed at the end: `out` is never half a set. ValueError if `out` is in the way.
     """
-    wanted = recipe(seed, images, only)
-    found = existing_recipe(out)
-    if found == wanted:
+    wanted, out = recipe(seed, images, only), out.resolve()
+    state = state_of(out, wanted)
+    if state == "same":
         return f"{out}: {images} images of seed {seed} are there already, nothing to draw"
-    if found is None and (out.is_symlink() or out.exists()) and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} exists and is not (or not only) what this program drew: move it, or choose another --out")
+    if state == "foreign" and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ValueError(f"{out} holds files that this program did not draw: move it, or choose another --out")
     out.parent.mkdir(parents=True, exist_ok=True)
     part, old = (out.with_name(f"{out.name}.{word}-{os.getpid()}") for word in ("part", "old"))
     part.mkdir()
     try:
         write_set(part, seed, images, only)
-        if found is not None:
+        if state == "ours":
             out.rename(old)
         try:
             part.rename(out)
         except OSError:  # another process was faster; the same set is as good
-            if existing_recipe(out) != wanted:
+            if state_of(out, wanted) != "same":
                 raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -337,8 +332,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=7, help="another seed gives other images (default 7)")
     parser.add_argument("--images", type=int, default=2700, help="how many, 20 to 99999 (default 2700)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "shapes", help="folder (default dataset/shapes)")
-    parser.add_argument("--split", choices=SPLITS, help="put all images into this split (default: train, validation, test)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "shapes", help="default dataset/shapes")
+    parser.add_argument("--split", choices=SPLITS, help="all images into this split (default: train, validation, test)")
     options = parser.parse_args(arguments)
     if not 20 <= options.images <= 99999 or not 0 <= options.seed < 2**63:
         parser.error("--images must be 20 to 99999, --seed 0 or more (below 2^63)")
