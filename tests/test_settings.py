@@ -198,6 +198,14 @@ def test_an_override_mends_the_file(tmp_path):
     assert load(path, ["training.batch_size=4"]).training.batch_size == 4
 
 
+@pytest.mark.parametrize("override", ["loss.cap=-1", "loss={cap: -1}"])
+def test_a_mistake_in_an_override_is_not_blamed_on_the_file(tmp_path, override):
+    lines = refused(tmp_path, "loss:\n  cap: 2\n", override)
+    assert len(lines) == 1
+    assert lines[0].startswith("--set loss")
+    assert "my.yaml" not in lines[0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

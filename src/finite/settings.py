@@ -306,7 +306,7 @@ def read(path: Path) -> Settings:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from None
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: is not UTF-8 text; save the file as UTF-8") from None
