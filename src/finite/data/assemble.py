@@ -71,29 +71,29 @@ def assemble(index: Index, format_name: str, raws: Sequence[RawImage], conventio
     `folder_splits`: where the reader knows no split, folders named train, val or test say it.
     """
     raws = sorted(raws, key=lambda raw: raw.image)
+    total = sum(len(raw.objects) + raw.lost for raw in raws)
     headers = read_headers(index, [raw.image for raw in raws], findings)
     raws = [raw for raw in raws if raw.image in headers]
     frames = decide_frames(raws, headers, convention)
     mixup = find_mixup([(raw.file, frames[raw.image].header.size, [obj.values for obj in raw.objects])
                         for raw in raws if not frames[raw.image].drop], convention)
+    if mixup is not None:
+        findings.append(mixup)
     records: list[tuple[ImageRecord, str | None]] = []
     for raw in raws:
         frame = frames[raw.image]
         findings += frame.findings
-        if not frame.drop:
+        if not frame.drop and mixup is None:    # a mix-up is said once, not for every object
             record = _record(index, raw, frame, convention, findings)
             if record is not None:
                 records.append((record, raw.split))
     if convention.counts_from is not None:
         findings += origin_note([(frames[raw.image].header.size, [obj.values for obj in raw.objects]) for raw in raws],
                                 convention)
-    if mixup is not None:
-        findings.append(mixup)
-        records = []
     if classes is None:
         classes = sorted({obj.label for record, _ in records for obj in record.objects})
     splits = _splits(records, folder_splits, findings)
-    return ImageSet(index.root, format_name, list(classes), splits, findings, class_ids or {})
+    return ImageSet(index.root, format_name, list(classes), splits, findings, class_ids or {}, total)
 
 
 def read_headers(index: Index, images: Sequence[str], findings: list[Finding]) -> dict[str, Header]:
@@ -146,7 +146,7 @@ def decide_frames(raws: Sequence[RawImage], headers: dict[str, Header], conventi
             if _fits_only(raw, raw.size, (width, height), convention):
                 beyond.add(key) if key else None
                 frame.drop = True
-    majority = votes[True] > votes[False]
+    majority, unknown = votes[True] > votes[False], {raw.image for raw in undecided}
     for raw in undecided:
         frames[raw.image].stored = majority
     for key, members in scaled.items():
@@ -156,7 +156,7 @@ def decide_frames(raws: Sequence[RawImage], headers: dict[str, Header], conventi
             frame.findings.append(_size_finding(raw, frame))
     for raw in raws:
         if frames[raw.image].header.written_orientation != 1:
-            frames[raw.image].findings.append(_exif_finding(raw, frames[raw.image], raw in undecided and not votes))
+            frames[raw.image].findings.append(_exif_finding(raw, frames[raw.image], raw.image in unknown and not votes))
     return frames
 
 
@@ -215,11 +215,11 @@ def _record(index: Index, raw: RawImage, frame: Frame, convention: Convention,
     kept: list[Object] = []
     first: dict[tuple, RawObject] = {}
 
-    def say(kind: str, action: str, reason: str, obj: RawObject, value: str | None = None) -> None:
+    def say(kind: str, action: str, reason: str, obj: RawObject, value: str | None = None, box: Box | None = None) -> None:
+        file = raw.file
         if raw.unit == "annotation":
-            findings.append(Finding(kind, action, f"annotation {obj.number}: {reason}", raw.image, None, obj.number, value))
-        else:
-            findings.append(Finding(kind, action, reason, raw.file, obj.line, obj.number, value))
+            file, reason = raw.image, f"annotation {obj.number}: {reason}"
+        findings.append(Finding(kind, action, reason, file, obj.line, obj.number, value, raw.image, box))
 
     for obj in raw.objects:
         label = obj.label.strip().strip(_INVISIBLE).strip()
@@ -234,19 +234,21 @@ def _record(index: Index, raw: RawImage, frame: Frame, convention: Convention,
             size = (width, height)
         box = corners(obj.values, convention.form, size if convention.normalised else None, convention.base)
         judged = judge(box, *size, shrunk=convention.base)
+        upright = turn(box, *size, frame.header.orientation) if frame.stored else box
         if judged.kind is not None:
             action = "fix" if judged.box is not None else "drop_object"
-            say(judged.kind, action, judged.reason, obj, written(obj.values))
+            say(judged.kind, action, judged.reason, obj, written(obj.values), upright)
         if judged.box is None:
             continue
         earlier = first.setdefault((label, obj.values), obj)
         if earlier is not obj:
-            say("duplicate_object", "drop_object", f"the same as {earlier.where(raw.unit)}", obj, written(obj.values))
+            say("duplicate_object", "drop_object", f"the same as {earlier.where(raw.unit)}", obj, written(obj.values),
+                upright)
             continue
         upright = turn(judged.box, *size, frame.header.orientation) if frame.stored else judged.box
         kept.append(Object(label, upright, f"{raw.file}: {obj.where(raw.unit)}", obj.ignore))
     negative = not raw.objects and not raw.lost
-    if not negative and all(obj.ignore for obj in kept):
+    if not negative and not kept:
         return None
     return ImageRecord(raw.image, index.path(raw.image), width, height, tuple(kept), raw.file, negative)
 

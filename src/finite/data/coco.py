@@ -45,7 +45,9 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     missing_labels(index, mentioned, findings)
     classes = list(dict.fromkeys(names[key] for key in sorted(names, key=_id_order)))
     numbers = {name: key for key, name in reversed(names.items()) if isinstance(key, int)}
-    return assemble(index, "coco", list(raws.values()), Convention("xywh"), findings, classes, numbers)
+    image_set = assemble(index, "coco", list(raws.values()), Convention("xywh"), findings, classes, numbers)
+    image_set.objects_total = sum(len(file.document["annotations"]) for file in files)
+    return image_set
 
 
 def load_json(path: Path) -> tuple[Any, str | None]:
@@ -87,6 +89,8 @@ def _files(index: Index, findings: list[Finding]) -> list[_File]:
             findings.append(Finding("unreadable_label", "drop_file", "has no list of images", path))
             continue
         if isinstance(document.get("categories"), list):     # captions and image lists have none
+            if not isinstance(document.get("annotations"), list):
+                document["annotations"] = []
             found.append(_File(path, document, split_of_word(stem(path)) or split_of_folders(path)))
     # person_keypoints_train2017 repeats what instances_train2017 holds.
     main = {file.split for file in found if "instances" in file.path.lower()}
@@ -161,8 +165,7 @@ def _read_file(index: Index, file: _File, names: dict[Any, str], mentioned: set[
         if fold(stem(found[0])) != fold(stem(name)) or found[0].rsplit(".", 1)[-1].lower() != name.rsplit(".", 1)[-1].lower():
             say("name_mismatch", "note", f"{found[0]} is taken", value=name)
         by_id[key] = RawImage(found[0], file.path, [], _size(claims[0][1]), file.split, unit="annotation")
-    annotations = file.document.get("annotations")
-    _read_annotations(annotations if isinstance(annotations, list) else [], by_id, gone, names, say)
+    _read_annotations(file.document["annotations"], by_id, gone, names, say)
     return list(by_id.values())
 
 

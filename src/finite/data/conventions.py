@@ -70,21 +70,32 @@ def _possible(values: Box, form: str, size: tuple[int, int], normalised: bool) -
 def origin_note(images: Sequence[tuple[tuple[int, int], Sequence[Box]]], convention: Convention) -> list[Finding]:
     """A `coordinate_base` note where the data shows from what number pixels are counted.
 
-    0 among the left and top sides: from 0. Never 0, but 1, and right or bottom reach the full size: from 1.
+    0 among the left and top sides, and not fewer than 1: from 0. Else, where 1 occurs and right or bottom sides reach the
+    full size: from 1 (a few zeros in such a set are slips).
     """
-    zeros = ones = full = last = 0
+    zeros = ones = full = 0
     for (width, height), boxes in images:
         for x0, y0, x1, y1 in boxes:
             zeros += (x0 == 0) + (y0 == 0)
             ones += (x0 == 1) + (y0 == 1)
             full += (x1 == width) + (y1 == height)
-            last += (x1 == width - 1) + (y1 == height - 1)
-    if zeros:
+    if zeros and zeros >= ones:
         looks, why = 0, f"{zeros} left or top sides are 0"
     elif ones and full:
-        looks, why = 1, f"no side is 0, {ones} left or top sides are 1, {full} right or bottom sides reach the full size"
+        looks, why = 1, (f"{zeros or 'none'} of the left and top sides are 0, {ones} are 1, {full} right or bottom sides reach the "
+                         "full size")
     else:
         return []
     setting = convention.counts_from
     advice = "as it is read" if looks == setting else f"but is read as counting from {setting}: set data.voc_base={looks}"
     return [Finding("coordinate_base", "note", f"the set looks {looks}-based ({why}), {advice}", value=str(looks))]
+
+
+def classes_from_one(numbers: Sequence[int], classes: int, file: str | None) -> Finding | None:
+    """A `format_mixup` finding (refuse) where class numbers run from 1 to the class count instead of from 0."""
+    used = set(numbers)
+    if len(numbers) < _ENOUGH or classes not in used or not used <= set(range(1, classes + 1)):
+        return None
+    return Finding("format_mixup", "refuse", f"class numbers run from {min(used)} to {max(used)}, never 0, for {classes} classes: "
+                   "do they count from 1? Nothing is used until they count from 0 or the names say so", file,
+                   value=f"{min(used)} to {max(used)}")

@@ -13,7 +13,10 @@ class Finding:
     """One thing that the readers or the audit noticed.
 
     `file` is relative to the data root (None: the whole set), `line` and `object` count from 1, `kind` is a word of
-    the vocabulary in docs/data.md, `action` one of drop_object, drop_image, drop_file, fix, note, refuse.
+    the vocabulary in docs/data.md, `action` one of drop_object, drop_image, drop_file, fix, note, refuse. COCO objects
+    are named by their annotation id, `file` being the picture.
+
+    `image` (id) and `box` (pixels of the upright image, as written, maybe outside it) are for pictures of the problem.
     """
 
     kind: str
@@ -23,6 +26,8 @@ class Finding:
     line: int | None = None
     object: int | None = None
     value: str | None = None
+    image: str | None = None
+    box: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,3 +71,4 @@ class ImageSet:
     splits: dict[str, list[ImageRecord]]
     findings: list[Finding] = field(default_factory=list)
     class_ids: dict[str, int] = field(default_factory=dict)  # class name -> number used in the files, where they use one
+    objects_total: int = 0  # objects as written in the files that could be read, good or bad
