@@ -1,0 +1,35 @@
+"""What all tests share: MindSpore's environment is set before anything imports it, and nothing is written into the repo."""
+
+import os
+from pathlib import Path
+
+import finite  # noqa: F401  (first: it sets what must be set before MindSpore is imported)
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Two busy cores and a compiler in between: a slow example says nothing about the code.
+settings.register_profile("finite", settings.default, deadline=None)
+settings.load_profile("finite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def working_folder(tmp_path_factory):
+    """Run the session in an empty folder: MindSpore dumps rank_0/ into the current one when a compilation fails.
+
+    For the whole session, so that fixtures shared by several tests are covered; paths of the repo come from __file__.
+    """
+    before = os.getcwd()
+    os.chdir(tmp_path_factory.mktemp("working"))
+    yield Path.cwd()
+    os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data beside the repo; a test that needs it is skipped where it is missing."""
+    folder = ROOT.parent / "shared"
+    if not (folder / "data").is_dir():
+        pytest.skip("needs the real data in ../shared/data, which is not here")
+    return folder
