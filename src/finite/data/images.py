@@ -78,12 +78,17 @@ def size_of(path: Path) -> tuple[int, int]:
 
 def open_rgb(path: Path) -> Image.Image:
     """The picture decoded to the end as 8-bit RGB, upright (the module's rules). Raises ImageError."""
+    return open_with_header(path)[0]
+
+
+def open_with_header(path: Path) -> tuple[Image.Image, Header]:
+    """`open_rgb` and `read_header` in one reading of the file."""
     with _opened(path) as image:
         header = _header(image, path)
         image.load()
         rgb = to_rgb(image, path)
     turn = _TURNS.get(header.orientation)
-    return rgb.transpose(turn) if turn is not None else rgb
+    return (rgb.transpose(turn) if turn is not None else rgb), header
 
 
 def to_rgb(image: Image.Image, path: Path | str = "image") -> Image.Image:
