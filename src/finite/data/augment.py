@@ -114,14 +114,14 @@ def colour_matrix(drawn: Draw) -> np.ndarray:
 
 
 def recolour(planes: np.ndarray, drawn: Draw) -> np.ndarray:
-    """Image (3, h, w) float32 RGB in 0..255 -> the same with the drawn colours, clipped to 0..255.
+    """Image (3, h, w) float32 RGB in 0..255, contiguous -> the same with the drawn colours, clipped to 0..255.
 
     Contrast is about the image's own mean luma; greys stay grey.
     """
-    red, green, blue = planes.reshape(3, -1).sum(1).tolist()
-    luma = (0.299 * red + 0.587 * green + 0.114 * blue) / planes[0].size
+    flat = planes.reshape(3, -1)  # long rows: several times faster than on three axes
+    red, green, blue = flat.sum(1).tolist()
+    luma = (0.299 * red + 0.587 * green + 0.114 * blue) / flat.shape[1]
     # Not `@`: for so thin a matrix BLAS would start its threads, which the training step needs.
-    output = np.einsum("ij,jhw->ihw", colour_matrix(drawn), planes)
+    output = np.einsum("ij,jn->in", colour_matrix(drawn), flat)
     output += np.float32((1 - drawn.contrast) * drawn.brightness * luma)
-    np.maximum(output, 0, out=output)
-    return np.minimum(output, 255, out=output)
+    return np.clip(output, 0, 255, out=output).reshape(planes.shape)

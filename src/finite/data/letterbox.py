@@ -22,7 +22,8 @@ Box = tuple[float, float, float, float]
 PADDING = 114
 #: Images are kept in memory at this many times the network's input size, so that enlarging by augmentation keeps detail.
 DETAIL = 1.5
-#: Grey pixels around a kept image: its edge pixels blend into the padding by the share that they cover.
+#: A kept image's edge pixels are repeated this often around it: an output pixel whose centre is in the image may reach
+#: half its width beyond the edge.
 MARGIN = 4
 
 
@@ -67,7 +68,7 @@ class Affine(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """An image as kept in memory: RGB with `MARGIN` grey pixels around it, and the map from the original's pixels."""
+    """An image as kept in memory: RGB with its margin, and the map from the original's pixels to those kept."""
 
     image: Image.Image
     map: Affine
@@ -94,22 +95,23 @@ def reduce(image: Image.Image, size: int) -> Reduced:
     original = image.size
     if (width, height) != original:
         image = image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=2.0)
-    framed = Image.new("RGB", (width + 2 * MARGIN, height + 2 * MARGIN), (PADDING,) * 3)
-    framed.paste(image, (MARGIN, MARGIN))
-    return Reduced(framed, Affine(width / original[0], MARGIN, height / original[1], MARGIN))
+    framed = np.pad(np.asarray(image), ((MARGIN, MARGIN), (MARGIN, MARGIN), (0, 0)), "edge")
+    return Reduced(Image.fromarray(framed), Affine(width / original[0], MARGIN, height / original[1], MARGIN))
 
 
 def _span(scale: float, offset: float, length: int, size: int) -> tuple[int, int]:
-    """The output pixels [first, last) that a source axis of `length` px covers wholly, within [0, size)."""
-    first = max(0, math.ceil(offset - 1e-9))
-    return first, max(first, min(size, math.floor(scale * length + offset + 1e-9)))
+    """The pixels [first, last) of the output axis [0, size) whose centres lie in the image, which is all but the
+    margins of a kept axis of `length` px. A reduction so large that a pixel reaches over the margin gives it up."""
+    inner = math.floor(scale * MARGIN + offset + 0.5), math.floor(scale * (length - MARGIN) + offset + 0.5)
+    first = max(0, inner[0], math.ceil(offset))
+    return first, max(first, min(size, inner[1], math.floor(scale * length + offset)))
 
 
 def render_part(reduced: Reduced, map: Affine, size: int) -> tuple[np.ndarray, slice, slice]:
     """Draw the original under `map` (original px -> output px) into a square of `size`; only where the image lies.
 
     Returns (pixels uint8 (h, w, 3), rows, columns): the place of `pixels` in the output; all else is padding. Resampled
-    once, with a triangle filter as wide as the reduction needs (no aliasing).
+    once, with a triangle filter as wide as the reduction needs (no aliasing). A pixel is image if its centre is.
     """
     mirrored = map.scale_x < 0
     if mirrored:
@@ -121,12 +123,8 @@ def render_part(reduced: Reduced, map: Affine, size: int) -> tuple[np.ndarray, s
     if left == right or top == bottom:
         return np.zeros((0, 0, 3), np.uint8), slice(0, 0), slice(0, 0)
     back = whole.inverse()
-    box = (
-        max(0.0, left * back.scale_x + back.offset_x),
-        max(0.0, top * back.scale_y + back.offset_y),
-        min(float(width), right * back.scale_x + back.offset_x),
-        min(float(height), bottom * back.scale_y + back.offset_y),
-    )
+    x0, y0, x1, y1 = back.box((left, top, right, bottom))
+    box = (max(0.0, x0), max(0.0, y0), min(float(width), x1), min(float(height), y1))  # rounding alone is cut here
     pixels = np.asarray(reduced.image.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box))
     if mirrored:
         return pixels[:, ::-1], slice(top, bottom), slice(size - right, size - left)

@@ -129,13 +129,16 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _assemble(self, epoch: int | None, indices: np.ndarray, use: np.ndarray) -> Batch:
-        rows = [self._row(index, epoch) for index in indices.tolist()]
-        arrays = {}
-        for field in self.source.fields:
-            values = np.stack([row[field.name] for row in rows])
-            if field.role == "weight":
-                values *= use.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype)
-            arrays[field.name] = values
+        fields = self.source.fields
+        arrays = {field.name: np.empty((len(indices), *field.shape), field.dtype) for field in fields}
+        for place, index in enumerate(indices.tolist()):  # row by row into place: its memory is used again at once
+            row = self._row(index, epoch)
+            for field in fields:
+                value = row[field.name]
+                if value.shape != field.shape or value.dtype != field.dtype:
+                    raise RuntimeError(f"sample {self.source.ids[index]}: {field.name} is {value.dtype} {value.shape} "
+                                       f"instead of {np.dtype(field.dtype)} {field.shape}")  # fmt: skip
+                arrays[field.name][place] = value * use[place] if field.role == "weight" else value
         return Batch(arrays, use, indices)
 
     def _row(self, index: int, epoch: int | None) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ The result depends on the records' ids and the images' bytes, not on the order o
 """
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from finite.data.sample import ImageRecord
@@ -42,7 +42,7 @@ def split(
 ) -> dict[str, list[ImageRecord]]:
     """Divide records among `names` in the given proportions, class by class; each list sorted by id.
 
-    Every class gives its first group to names[0] (train), so that none is only in validation or test. What rounding
+    Every class gives its first group to names[0] (train): none is in validation or test alone. What rounding
     leaves over goes where the whole set is furthest behind its proportions. Small sets: train is given two images
     before validation gets its first, and validation its first before test does. A group of identical images counts
     with all its members, under the class of its first.
@@ -51,7 +51,7 @@ def split(
     for group in identical(records):
         classes[str(label_of(group[0]))].append(group)
     share = [fraction / sum(fractions) for fraction in fractions]
-    parts: list[list[list[ImageRecord]]] = [[] for _ in names]
+    parts: list[list[tuple[str, list[ImageRecord]]]] = [[] for _ in names]
     counts = [0] * len(names)
     seen = 0
     for number, label in enumerate(sorted(classes)):
@@ -68,20 +68,23 @@ def split(
             chosen = 0 if position == 0 else quota.index(max(quota))
             quota[chosen] -= len(group)
             counts[chosen] += len(group)
-            parts[chosen].append(group)
+            parts[chosen].append((label, group))
     _fill_empty(parts, share)
     return {
-        name: sorted((record for group in part for record in group), key=lambda record: record.id)
+        name: sorted((record for _, group in part for record in group), key=lambda record: record.id)
         for name, part in zip(names, parts, strict=True)
     }
 
 
-def _fill_empty(parts: list[list[list[ImageRecord]]], share: Sequence[float]) -> None:
-    """Give a part that rounding left empty one group, from the fullest, as long as that one keeps two (in place)."""
+def _fill_empty(parts: list[list[tuple[str, list[ImageRecord]]]], share: Sequence[float]) -> None:
+    """Give each part that rounding left empty one group of the fullest part, if that keeps two (in place)."""
     for position, part in enumerate(parts):
         fullest = max(parts, key=len)
         if share[position] > 0 and not part and len(fullest) > 2:
-            part.append(fullest.pop())
+            members = Counter(label for label, _ in fullest)
+            spare = [item for item in fullest if members[item[0]] > 1] or fullest  # a class keeps its only group
+            part.append(spare[-1])
+            fullest.remove(spare[-1])
 
 
 def complete(
@@ -93,7 +96,7 @@ def complete(
     test stays as it is. Raises UserError when there is nothing to train on.
     """
     given = {name: list(records) for name, records in splits.items() if records}
-    pool = given.pop("all", None) or given.pop("train", None)
+    pool = given.pop("train", None) or given.pop("all", None)
     if pool is None:
         found = ", ".join(given) or "no images"
         raise UserError(f"the data has no training split (found: {found}); add one, or point data.root elsewhere")
@@ -103,7 +106,7 @@ def complete(
     names = ["train", *missing]
     parts = split(pool, label_of, [fractions[NAMES.index(name)] for name in names], seed, names)
     told = " / ".join(f"{len(parts[name])} {name}" for name in names)
-    source = "the data declares no split" if len(missing) == 2 and not given else f"the data has no {' or '.join(missing)}"
+    source = "the data declares no split" if len(missing) == 2 and not given else f"the data has no {' or '.join(missing)} split"
     return {name: parts.get(name) or given.get(name, []) for name in NAMES}, [
         f"{source}: {len(pool)} images divided by class with seed {seed} into {told}"
     ]

@@ -84,9 +84,11 @@ class DetectionSource:
             drawn = draw(self.augmentation, seed, epoch, index)
             map = place(map, item.box if item else None, drawn, self.size, self.augmentation.min_visible)
         pixels, rows, columns = render_part(self._image(index), map, self.size)
-        planes = pixels.transpose(2, 0, 1).astype(np.float32, order="C")
+        planes = pixels.transpose(2, 0, 1)
         image = np.full((3, self.size, self.size), PADDING, np.float32)
-        image[:, rows, columns] = recolour(planes, drawn) if drawn and planes.size else planes
+        if drawn and planes.size:
+            planes = recolour(planes.astype(np.float32, order="C"), drawn)
+        image[:, rows, columns] = planes
         return {
             "image": image,
             "label": np.array(self._labels[index], np.int32),
