@@ -86,7 +86,8 @@ def judge(box: Box, width: int, height: int, shrunk: int = 0) -> Judged:
         sides = " and ".join(text for text, bad in (("right < left", wide < 0), ("bottom < top", high < 0)) if bad)
         return Judged(None, "inverted", sides)
     if wide == 0 or high == 0:
-        return Judged(None, "zero_area", f"{'width' if wide == 0 else 'height'} is 0")
+        sides = " and ".join(text for text, bad in (("width", wide == 0), ("height", high == 0)) if bad)
+        return Judged(None, "zero_area", f"{sides} 0")
     over = max(-x0 - shrunk, -y0 - shrunk, x1 - width, y1 - height)
     cut = (max(x0, 0.0), max(y0, 0.0), min(x1, float(width)), min(y1, float(height)))
     if over > EDGE_TOLERANCE or cut[2] <= cut[0] or cut[3] <= cut[1]:

@@ -1,0 +1,57 @@
+"""Look through a data folder and say what is wrong with it; nothing in it is changed.
+
+    python tools/check_dataset.py photos
+    python tools/check_dataset.py photos --json findings.json --html findings.html
+
+Exit code 0: it can be trained on; 2: it cannot (or --strict and there are findings).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from rich.console import Console  # noqa: E402
+from rich.progress import Progress  # noqa: E402
+
+from finite.data import audit_page, audit_show  # noqa: E402
+from finite.data.audit import check  # noqa: E402
+from finite.data.folder import FORMATS  # noqa: E402
+from finite.errors import UserError  # noqa: E402
+from finite.run import write_text  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("data", type=Path, help="the folder with pictures and annotations, or one annotation file in it")
+    parser.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="default: found by looking")
+    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=1, help="VOC pixels count from 0 or 1 (default)")
+    parser.add_argument("--image-size", type=int, default=96, metavar="PX", help="side of the network's input (default 96)")
+    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per step (default 32)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write counts, boxes and every finding")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures and charts")
+    parser.add_argument("--cache", type=Path, metavar="FILE", help="remember what was found here; an unchanged set costs nothing")
+    parser.add_argument("--all", action="store_true", help="show every finding, not three of each kind")
+    parser.add_argument("--strict", action="store_true", help="fail on any finding")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    try:
+        with Progress(transient=True, disable=not sys.stdout.isatty(), console=console) as progress:
+            bar = progress.add_task("decoding pictures", total=None)
+            audit = check(options.data, options.format, options.voc_base, options.image_size, options.batch_size, options.cache,
+                          lambda done, total: progress.update(bar, completed=done, total=total))
+        audit_show.show(audit, console, options.all)
+        for path, text in ((options.json, lambda: json.dumps(audit_show.document(audit), ensure_ascii=False, allow_nan=False)),
+                           (options.html, lambda: audit_page.page(audit))):
+            if path is not None:
+                write_text(path, text())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UserError.exit_code
+    return 0 if audit.usable and not (options.strict and audit.findings) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
