@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 from finite import config as settings
@@ -59,7 +61,7 @@ def open_trained(run: RunFolder, console: Console) -> Trained:
 
     The data need not be there. Raises UserError when the run has no whole checkpoint, or was made for another task.
     """
-    config = settings.load(run.config)
+    config = with_data(settings.load(run.config), run)
     saved = checkpoint.scored(run)
     try:
         use_device(config)
@@ -70,3 +72,15 @@ def open_trained(run: RunFolder, console: Console) -> Trained:
         config = config.model_copy(update={"device": "CPU"})
         use_device(config)
     return Trained(run, config, TASKS[config.task].restore(config, saved.state["task"]), saved)
+
+
+def with_data(config: Config, run: RunFolder) -> Config:
+    """The configuration with the data folders as absolute paths, as the run noted them: those in config.yaml may be
+    relative to another working directory. A folder that has gone since is taken from config.yaml."""
+    try:
+        noted = json.loads((run.data / "split.json").read_text())
+    except (OSError, ValueError):
+        return config
+    places = {"root": noted.get("root"), "test": noted.get("test_root")}
+    found = {name: Path(place) for name, place in places.items() if place and Path(place).is_dir()}
+    return config.model_copy(update={"data": config.data.model_copy(update=found)})

@@ -83,7 +83,8 @@ class Task(Protocol):
     class_part: str
 
     def data(self, folder: Path) -> Sources:
-        """Read the data; write the chosen split and class map into the run `folder`."""
+        """Read the data; write the chosen split and class map into `folder`, or make sure that those in there still
+        hold."""
         ...
 
     def network(self) -> Any:
@@ -108,8 +109,8 @@ class Task(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What the checkpoint needs to rebuild the task without its data (class names, ...); JSON. `restore` in the
-        task's module is its inverse."""
+        """What the checkpoint needs to rebuild the task without its data (class names, ...); JSON. The class's own
+        `restore(config, state)` is its inverse."""
         ...
 
     def show(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]) -> list[Any]:

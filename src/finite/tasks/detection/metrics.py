@@ -107,6 +107,19 @@ class DetectionMetrics:
         return result
 
 
+def merit(outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """How well each row was predicted, (B,), from 1 (class right, IoU 1) down to -1 (class wrong, IoU 0).
+
+    A prediction that is not finite is at -2; a row that nothing is known about is NaN. Outputs and fields as in `update`.
+    """
+    for_class, for_box = batch["class_weight"] > 0, batch["box_weight"] > 0
+    probabilities, boxes = outputs["probabilities"], outputs["boxes"]
+    finite = np.isfinite(probabilities).all(1) & (np.isfinite(boxes).all(1) | ~for_box)
+    wrong = for_class & (np.where(finite[:, None], probabilities, 0).argmax(1) != batch["label"])
+    overlap = np.where(for_box, iou(np.where(finite[:, None], boxes, 0), corners(batch["box"].astype(np.float64))), 1.0)
+    return np.where(for_class | for_box, np.where(finite, overlap - wrong, -2.0), np.nan)
+
+
 def figures(sums: np.ndarray) -> dict[str, Any]:
     """One row of sums (8,) -> the figures by name."""
 

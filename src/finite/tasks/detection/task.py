@@ -28,7 +28,7 @@ from finite.errors import UserError
 from finite.run import write_json
 from finite.tasks.base import Predict, Sources
 from finite.tasks.detection import draw
-from finite.tasks.detection.metrics import DetectionMetrics, corners, iou
+from finite.tasks.detection.metrics import DetectionMetrics, corners, iou, merit
 from finite.tasks.detection.network import Network, Predictor
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
@@ -113,13 +113,20 @@ class DetectionTask:
         }
         return Sources(sources["train"], sources["validation"], sources["test"], facts)
 
-    def source(self, root: Path) -> tuple[DetectionSource, dict[str, Any]]:
+    def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[DetectionSource, dict[str, Any]]:
         """All images of another folder of any format, to be scored by this task's classes; and the facts about it.
 
-        Images whose object is of a class that the network does not know are left out and counted. Raises UserError.
+        Images whose object is of a class that the network does not know, and the files in `seen` (resolved paths: what
+        the network was trained on), are left out and counted. Raises UserError.
         """
         found = read_folder(root, "auto", self.config.data.voc_base)
         samples, left_out = self._foreign(found)
+        fresh = [sample for sample in samples if sample[0].path.resolve() not in seen]
+        if len(fresh) < len(samples):
+            left_out["seen in training"] = len(samples) - len(fresh)
+        if not fresh:
+            raise UserError(f"{found.root}: nothing to score, the run was trained on all {len(samples)} images of it")
+        samples = fresh
         facts = {
             "root": str(root),
             "format": found.format,
@@ -208,7 +215,8 @@ class DetectionTask:
                         f"{len(old[name])} then; {what}); restore the data, or start a new run"
                     )
             return
-        roots = {"root": found.root, "test_root": self.config.data.test, "format": found.format, "seed": self.config.seed}
+        test = self.config.data.test
+        roots = {"root": found.root, "test_root": test and test.absolute(), "format": found.format, "seed": self.config.seed}
         write_json(folder / "classes.json", {"classes": self.classes, "numbers_in_files": found.class_ids})
         write_json(path, {**roots, **split})
 
@@ -267,6 +275,10 @@ class DetectionTask:
         """Localisation once class and box are trained; before that top-1 or mean IoU, whichever there is."""
         name = "localization" if {"class", "box"} <= set(terms) else "mean_iou" if "box" in terms else "top1"
         return float("nan") if metrics[name] is None else metrics[name]
+
+    def merit(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        """IoU, less 1 where the class is wrong; see `finite.tasks.detection.metrics.merit`."""
+        return merit(outputs, batch)
 
     def show(
         self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]

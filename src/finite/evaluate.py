@@ -1,0 +1,210 @@
+"""Evaluation: the figures of the best checkpoint on images that it was not trained on, with pictures and a table.
+
+At the end of training `finish` scores the test split, once, into the run's metrics.json and pictures. The verb
+`evaluate` scores it again, or another folder, into evaluations/NAME of the run, and leaves everything else as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finite.data.pipeline import Batch
+from finite.errors import UserError
+from finite.monitor.console import Console
+from finite.monitor.text import count
+from finite.run import RunFolder, write_bytes, write_json
+from finite.tasks.base import Source, Sources, Task
+from finite.tasks.detection.draw import sheet
+from finite.trained import Trained, open_trained
+from finite.training import checkpoint
+from finite.training.trainer import only_first
+
+#: Pictures on a sheet, and in a row of it.
+SHEET, COLUMNS = 12, 4
+#: The figures of the table and of metrics.json, with what they are called.
+FIGURES = {"top1": "top-1", "mean_iou": "mean IoU", "iou50": "IoU >= 0.5", "localization": "localisation"}
+
+
+def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, Any]:
+    """Score the test split of a finished training; write metrics.json and pictures/ of the run. Returns the metrics.
+
+    A run without test images is scored on its validation images, which is said.
+    """
+    split = "test" if len(sources.test) else "validation"
+    if split == "validation":
+        console.warn("there are no test images: the figures are of the validation images, by which the checkpoint was chosen")
+    scored = score(trained, getattr(sources, split))
+    metrics = {"split": split, **scored.metrics, **facts(trained)}
+    write_pictures(trained.task, scored, trained.config.seed, trained.run.pictures)
+    write_json(trained.run.metrics, metrics)
+    tell(metrics, console)
+    return metrics
+
+
+def evaluate(run: RunFolder, data: Path | None, console: Console) -> None:
+    """Score a run on its own test split, or on all images of the folder `data` that it was not trained on.
+
+    Writes metrics.json and pictures into a folder below RUN/evaluations. Raises UserError when the data can't be read,
+    or no longer is what the run was trained on, or holds none of the classes.
+    """
+    trained = open_trained(run, console)
+    if data is None:
+        sources, overfit = trained.task.data(run.data), trained.checkpoint.state["overfit"]
+        source: Source = sources.test if overfit is None else only_first(sources, overfit).test
+        if not len(source):
+            raise UserError(f"{run.path}: has no test images; give a folder with --data")
+        what, folder = {"split": "test"}, run.path / "evaluations" / "test"
+    else:
+        source, found = trained.task.source(data, seen(run))
+        console.line(f"{data}: {count(found['images'], 'image')} ({found['format']})")
+        for reason, images in found["left_out"].items():
+            console.note(f"{count(images, 'image')} left out: {reason}")
+        place = str(data.resolve())
+        what, folder = {"split": "all", "data": place}, free_folder(run.path / "evaluations", place)
+    scored = score(trained, source)
+    images = scored.metrics.pop("images")
+    metrics = {"split": what.pop("split"), "images": images, **scored.metrics, **what, "checkpoint": trained.origin()}
+    write_pictures(trained.task, scored, trained.config.seed, folder / "pictures")
+    write_json(folder / "metrics.json", metrics)
+    tell(metrics, console)
+    console.line(f"written to {folder}")
+
+
+def seen(run: RunFolder) -> set[Path]:
+    """The images that a run was trained on or chosen by, as resolved paths; empty where it noted none."""
+    try:
+        noted = json.loads((run.data / "split.json").read_text())
+    except OSError:
+        return set()
+    return {(Path(noted["root"]) / name).resolve() for split in ("train", "validation") for name in noted[split]}
+
+
+def free_folder(base: Path, data: str) -> Path:
+    """The folder for an evaluation on `data`: named like it, numbered where another folder of that name has been scored."""
+    name, number = Path(data).name or "root", 1
+    while True:
+        folder = base / (name if number == 1 else f"{name}-{number}")
+        try:
+            if json.loads((folder / "metrics.json").read_text()).get("data") == data:
+                return folder
+        except (OSError, ValueError):
+            return folder
+        number += 1
+
+
+# ---- scoring ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The metrics of a source, and for each of its samples the outputs and how well it was predicted."""
+
+    source: Source
+    metrics: dict[str, Any]
+    outputs: Mapping[str, np.ndarray]
+    merit: np.ndarray
+
+
+def score(trained: Trained, source: Source) -> Scored:
+    """Run the checkpoint over a whole source."""
+    outputs: dict[str, np.ndarray] = {}
+    merit = np.full(len(source), np.nan)
+
+    def see(answer: Mapping[str, np.ndarray], batch: Batch) -> None:
+        rows = batch.use > 0
+        places = batch.indices[rows]
+        merit[places] = trained.task.merit(answer, batch.arrays)[rows]
+        for name, values in answer.items():
+            outputs.setdefault(name, np.zeros((len(source), *values.shape[1:]), values.dtype))[places] = values[rows]
+
+    metrics = trained.scorer(trained.config.training.batch_size).score(source, see)
+    return Scored(source, ordered(metrics), outputs, merit)
+
+
+def ordered(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics with the figures that everybody asks for first."""
+    first = ["images", *FIGURES, "per_class", "per_size", "confusion"]
+    return {name: metrics[name] for name in first} | {k: v for k, v in metrics.items() if k not in first}
+
+
+def facts(trained: Trained) -> dict[str, Any]:
+    """What else a run's metrics.json tells: which checkpoint, and how the training went to its end."""
+    last = checkpoint.newest(trained.run)[0].state
+    counts = last["guard"]["counts"]
+    incidents = trained.run.incidents
+    return {
+        "checkpoint": trained.origin(),
+        "skipped_steps": counts["refused"],
+        "overflow_steps": counts["overflow"],
+        "incidents": sum(1 for path in incidents.iterdir() if path.is_dir()) if incidents.is_dir() else 0,
+        "quarantined": len(last["guard"]["quarantine"]),
+        "training_seconds": round(last["seconds"], 1),
+    }
+
+
+def tell(metrics: Mapping[str, Any], console: Console) -> None:
+    """The table: all images, each class, each size of object."""
+    groups = {"all": metrics, **metrics["per_class"]}
+    groups |= {f"{name} objects": part for name, part in metrics["per_size"].items() if part["images"]}
+    made = metrics["checkpoint"]
+    where = f"{metrics['data']}" if "data" in metrics else f"{metrics['split']} split"
+    console.table(
+        f"{where}, checkpoint of step {made['step']} (stage {made['stage']})",
+        ["", "images", *FIGURES.values()],
+        [[name, part["images"], *(part[figure] for figure in FIGURES)] for name, part in groups.items()],
+    )
+    if metrics["nonfinite"]:
+        console.warn(f"{count(metrics['nonfinite'], 'prediction')} not finite, counted as wrong")
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def write_pictures(task: Task, scored: Scored, seed: int, folder: Path) -> None:
+    """best.png, worst.png, random.png: sheets of samples with truth and prediction; confusion.png."""
+    judged = np.flatnonzero(~np.isnan(scored.merit))
+    ranked = judged[np.argsort(scored.merit[judged], kind="stable")]
+    drawn = np.random.default_rng(seed).permutation(len(scored.source))
+    for name, chosen in (("best", ranked[::-1]), ("worst", ranked), ("random", drawn)):
+        if len(chosen):
+            write_bytes(folder / f"{name}.png", sheet_of(task, scored, chosen[:SHEET].tolist()))
+    write_bytes(folder / "confusion.png", confusion_picture(scored.metrics["confusion"], list(scored.metrics["per_class"])))
+
+
+def sheet_of(task: Task, scored: Scored, chosen: Sequence[int]) -> bytes:
+    """A PNG of these samples."""
+    rows = [scored.source.row(index, 0, None) for index in chosen]
+    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    outputs = {name: values[list(chosen)] for name, values in scored.outputs.items()}
+    pictures = task.show(outputs, batch, [scored.source.ids[index] for index in chosen])
+    data = io.BytesIO()
+    sheet(pictures, COLUMNS).save(data, "PNG", optimize=True)
+    return data.getvalue()
+
+
+def confusion_picture(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:
+    """A PNG of the confusion matrix: a row per true class, coloured by the share of that class, with counts."""
+    from matplotlib.figure import Figure  # slow to import, and wanted here alone
+
+    counts = np.array(confusion)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    side = 1.8 + 0.42 * len(classes)
+    figure = Figure(figsize=(side + 0.6, side), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(classes)), classes, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(classes)), classes)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true")
+    axes.tick_params(length=0)
+    for row, column in np.argwhere(counts > 0):
+        colour = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=8)
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    return data.getvalue()
