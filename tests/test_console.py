@@ -45,6 +45,15 @@ def test_what_was_said_before_the_run_folder_existed_is_in_the_log_once_and_firs
     assert capsys.readouterr().out.splitlines() == ["reading data", "training"]
 
 
+def test_nothing_is_logged_twice_when_the_log_is_opened_again(tmp_path):
+    console = Console()
+    console.line("first")
+    for _ in range(2):
+        console.attach(tmp_path / "run.log")
+        console.close()
+    assert logged(tmp_path / "run.log") == ["first"]
+
+
 def test_the_log_of_a_resumed_run_goes_on(tmp_path):
     for text in ("first", "second"):
         console = Console(tmp_path / "run.log")

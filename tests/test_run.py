@@ -68,9 +68,11 @@ def test_open_takes_a_run_and_tells_what_else_it_was_given(tmp_path):
 
 
 def test_newest_is_the_run_that_trained_last_not_the_one_looked_at_last(tmp_path):
-    make_run(tmp_path / "z-old", 1_000)
+    old = make_run(tmp_path / "z-old", 1_000)
     new = make_run(tmp_path / "a-new", 2_000)
     write_text(tmp_path / "z-old" / "metrics.json", "{}")  # an evaluation, later than both
+    os.utime(old.config, (3_000, 3_000))
+    os.utime(new.config, (2_500, 2_500))
     (tmp_path / "not-a-run").mkdir()
     assert RunFolder.newest(tmp_path) == new
 
