@@ -50,7 +50,8 @@ def test_rows_fit_the_terminal_and_stay_in_line(monkeypatch, width, scale):
     cells = progress._cells(epoch_info(1, scale=scale))
     _, header, row = progress._columns([("epoch", " 1/12"), *cells], width)
     zero = {name: {"raw": 0.0, "weighted": float("nan")} for name in ("class", "box")}
-    _, _, later = progress._columns([("epoch", "12/12"), *progress._cells(epoch_info(12, scale=scale, terms=zero))], width)
+    cells = progress._cells(epoch_info(12, scale=scale, terms=zero))
+    _, _, later = progress._columns([("epoch", "12/12"), *cells], width)
     assert len(header) == len(row) == len(later) <= width
     assert row.split()[1:3] == ["0.500", "0.500"] and "0.880" in row
     run_stage(Console(), scale=scale)
