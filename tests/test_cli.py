@@ -177,7 +177,7 @@ def test_a_mistake_is_one_line_that_helps_and_exit_code_2(verbs, capsys, argv, w
     [
         (UserError("a.yaml:3: no"), 2, "error: a.yaml:3: no"),
         (GuardStop("40 bad steps"), 3, "stopped by the guard: 40 bad steps"),
-        (Interrupted("resume with --resume runs/a"), 130, "interrupted: resume with"),
+        (Interrupted("interrupted after step 9; resume with ..."), 130, "interrupted after step 9"),
         (KeyboardInterrupt(), 130, "interrupted: stopped at once; the run's last checkpoint is whole"),
         (ModuleNotFoundError("No module", name="onnx.helper"), 2, "error: the package onnx is missing"),
     ],

@@ -106,6 +106,15 @@ def test_a_path_is_never_broken_over_lines(monkeypatch):
     assert path in terminal.getvalue()
 
 
+def test_a_long_text_in_a_listing_is_wrapped_between_words_under_itself(monkeypatch):
+    terminal = as_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    Console().listing("data", {"root": "a", "classes": "triangle 345, " * 10})
+    lines = re.sub("\x1b\\[[0-9;]*m", "", terminal.getvalue()).splitlines()[3:]
+    assert [line.partition("triangle")[0] for line in lines] == ["  classes  ", "           "]
+    assert all(line.endswith("345,") and len(line) <= 80 for line in lines)
+
+
 def test_results_go_to_standard_output_and_messages_beside_them(capsys):
     console = Console(stderr=True)
     console.note("reading")

@@ -9,7 +9,7 @@ from finite.monitor import progress
 from finite.monitor.console import Console
 from test_console import Terminal, as_terminal, logged
 
-VALIDATION = {"top1": 0.9123, "mean_iou": 0.71, "iou50": 0.9, "localization": 0.88, "per_class": {"circle": 1.0}}
+VALIDATION = {"top1": 0.9123, "mean_iou": 0.71, "iou50": 0.9, "localization": 0.88, "per_class": {"circle": 1.0}, "images": 270, "nonfinite": 0}
 
 
 def step_info(healthy: int, refused: int = 0, **more) -> dict:
@@ -39,7 +39,7 @@ def test_an_epoch_line_names_each_term_raw_and_weighted_and_the_counts(capsys):
         "overflow 0, refused 1, top1 0.912, mean_iou 0.710, iou50 0.900, localization 0.880, waiting 3%, time 0:12"
     ) in lines
     assert lines[-1].startswith("stage joint done")
-    assert lines[-1].endswith("steps of the run: 4 healthy, 0 overflow, 1 refused")
+    assert lines[-1].endswith("; run so far: 4 healthy steps, 1 refused")
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -56,6 +56,11 @@ def test_rows_fit_the_terminal_and_stay_in_line(monkeypatch, width, scale):
     assert row.split()[1:3] == ["0.500", "0.500"] and "0.880" in row
     run_stage(Console(), scale=scale)
     assert stream.getvalue().count(header) == 1  # once per stage, not per epoch
+
+
+def test_a_count_of_non_finite_predictions_is_never_hidden():
+    cells = dict(progress._cells(epoch_info(1, validation={"top1": 0.5, "images": 270, "nonfinite": 3})))
+    assert cells["nonfinite"] == "3" and "images" not in cells
 
 
 def test_the_log_of_a_terminal_is_that_of_a_pipe(monkeypatch, tmp_path):

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except GuardStop as error:
         return _failed("stopped by the guard", str(error), error.exit_code, console)
     except Interrupted as error:
-        return _failed("interrupted", str(error), error.exit_code, console)
+        return _failed("", str(error), error.exit_code, console)
     except KeyboardInterrupt:
         log = console.log_path if console is not None else None
         hint = f"; the run's last checkpoint is whole: --resume {log.parent}" if log and args.verb == "train" else ""
@@ -167,11 +167,12 @@ def _opened(path: Path, console: "Console") -> "RunFolder":
 
 
 def _failed(kind: str, text: str, code: int, console: "Console | None") -> int:
-    """Say on stderr, and in the run's log, why the program ends."""
+    """Say on stderr, and in the run's log, why the program ends; `kind` comes first where the text doesn't say it."""
+    line = f"{kind}: {text}" if kind else text
     sys.stdout.flush()
-    print(f"{kind}: {text}", file=sys.stderr)
+    print(line, file=sys.stderr)
     if console is not None:
-        console.log(f"{kind}: {text}")
+        console.log(line)
     return code
 
 

@@ -8,6 +8,7 @@ the log stays complete.
 
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -126,12 +127,16 @@ class Console:
         self.screen.print(table)
 
     def listing(self, title: str, entries: Mapping[str, Any]) -> None:
-        """Where things are: a label and a path (or another text) per line. Paths are never broken over lines."""
+        """Labels with a text or a path each. Text is wrapped between words; a path is never broken."""
         self.heading(title)
         width = max((len(label) for label in entries), default=0)
+        room = max(self.screen.width - width - 4, 20)
         for label, value in entries.items():
             self.log(f"  {label:<{width}}  {value}")
-            self.screen.print(Text.assemble((f"  {label:<{width}}  ", "dim"), str(value)), soft_wrap=True)
+            lines = textwrap.wrap(str(value), room, break_long_words=False, break_on_hyphens=False) or [""]
+            for number, line in enumerate(lines):
+                shown = "" if number else label
+                self.screen.print(Text.assemble((f"  {shown:<{width}}  ", "dim"), line), soft_wrap=True)
 
     def stage(self, name: str, epochs: int, steps_per_epoch: int, done: int = 0) -> Stage:
         """The progress display of one stage; `done` steps of it were made before a resume. See `progress.Stage`."""

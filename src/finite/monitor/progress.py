@@ -29,8 +29,8 @@ class Stage:
     so far), and optionally `scale` (loss scale; None in float32) and `images_per_second` (of this step; it is smoothed).
 
     `epoch` takes `epoch` (from 1), `terms` {name: {"raw": value, "weighted": value}}, `rate`, `healthy`, `overflow`,
-    `refused` (steps of this epoch), and optionally `scale`, `validation` {metric: figure; nested ones are left out},
-    `seconds` and `wait_share` (share of the time spent waiting for data).
+    `refused` (steps of this epoch), and optionally `scale`, `validation` {metric: figure; nested ones, `images` and counts of 0
+    are left out}, `seconds` and `wait_share` (share of the time spent waiting for data).
     """
 
     def __init__(self, console: "Console", name: str, epochs: int, steps_per_epoch: int, done: int = 0):
@@ -57,7 +57,7 @@ class Stage:
             self._live = Live(
                 console=self.console.screen, get_renderable=self._bar, transient=True, refresh_per_second=4
             )
-            self._live.start()
+            self._live.start(refresh=True)  # drawn now: a first drawing by its own thread could meet another's line
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
@@ -65,9 +65,11 @@ class Stage:
             self._live.stop()
             self._live = None
         ended = "done" if self.done >= self.steps and kind is None else f"left after {self.done} of {self.steps} steps"
-        counts = ", ".join(f"{self.info[key]} {key}" for key in ("healthy", "overflow", "refused") if key in self.info)
         took = clock(time.monotonic() - self.started)
-        so_far = f"; steps of the run: {counts}" if counts else ""
+        so_far = ""
+        if self.info:
+            overflow = f"{self.info['overflow']} overflow, " if self.info["overflow"] else ""
+            so_far = f"; run so far: {self.info['healthy']} healthy steps, {overflow}{self.info['refused']} refused"
         self.console.line(f"stage {self.name} {ended} in {took}{so_far}", style="dim")
 
     def update(self, info: Mapping[str, Any]) -> None:
@@ -158,7 +160,8 @@ def _cells(info: Mapping[str, Any]) -> list[tuple[str, str]]:
         cells.append(("overflow", str(info["overflow"])))
     cells.append(("refused", str(info["refused"])))
     for name, value in info.get("validation", {}).items():
-        if not isinstance(value, (Mapping, list, tuple)):
+        # A count is shown once it says something: no epoch needs its number of images, nor "nonfinite 0".
+        if isinstance(value, float) or isinstance(value, int) and value and name != "images":
             cells.append((name, short(value)))
     if info.get("wait_share") is not None:
         cells.append(("waiting", f"{100 * info['wait_share']:.0f}%"))
