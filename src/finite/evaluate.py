@@ -183,7 +183,7 @@ def sheet_of(task: Task, scored: Scored, chosen: Sequence[int]) -> bytes:
     outputs = {name: values[list(chosen)] for name, values in scored.outputs.items()}
     pictures = task.show(outputs, batch, [scored.source.ids[index] for index in chosen])
     data = io.BytesIO()
-    sheet(pictures, COLUMNS).save(data, "PNG", optimize=True)
+    sheet(pictures, COLUMNS).save(data, "PNG")
     return data.getvalue()
 
 
@@ -193,7 +193,7 @@ def confusion_picture(confusion: Sequence[Sequence[int]], classes: Sequence[str]
 
     counts = np.array(confusion)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    side = 1.8 + 0.42 * len(classes)
+    side = 1.8 + (0.42 if len(classes) <= 20 else 0.3) * len(classes)
     figure = Figure(figsize=(side + 0.6, side), dpi=110, layout="constrained")
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
