@@ -91,7 +91,8 @@ def test_the_cache_holds_what_fits_and_decodes_each_image_once(tmp_path, monkeyp
 
 
 def test_padding_stays_grey_under_every_colour(tmp_path):
-    source = DetectionSource(make(tmp_path, size=(160, 110)), ["a", "b"], 64, Augmentation(brightness=0.9, scale=(1, 1)))
+    samples = make(tmp_path, size=(160, 110))
+    source = DetectionSource(samples, ["a", "b"], 64, Augmentation(brightness=0.9, scale=(1, 1)))
     for epoch in range(10):
         image = source.row(0, 1, epoch)["image"]
         assert (image[:, 0] == PADDING).all() or (image[:, -1] == PADDING).all()

@@ -85,6 +85,13 @@ def test_a_class_with_one_image_is_trained_on(tmp_path, seed):
     assert all(parts.values())
 
 
+def test_many_classes_of_one_image_are_all_trained_on(tmp_path):
+    # Rounding over the whole set would send every tenth of them to validation.
+    parts = split(make(tmp_path, [f"c{i}" for i in range(20)] + ["z"] * 20), label_of, FRACTIONS, seed=1)
+    assert len(set(map(label_of, parts["train"]))) == 21
+    assert set(map(label_of, parts["validation"] + parts["test"])) == {"z"}
+
+
 def test_a_share_of_zero_gets_nothing(tmp_path):
     parts = split(make(tmp_path, ["a"] * 20), label_of, (0.9, 0.1, 0.0), seed=1)
     assert [len(records) for records in parts.values()] == [18, 2, 0]
@@ -112,7 +119,8 @@ def test_a_declared_test_split_stays_and_validation_comes_out_of_train_alone(tmp
     assert parts["test"] == records[90:]
     assert [len(records) for records in parts.values()] == [80, 10, 10]
     assert {record.id for name in ("train", "validation") for record in parts[name]} == {r.id for r in records[:90]}
-    assert told == ["the data has no validation split: 90 images divided by class with seed 1 into 80 train / 10 validation"]
+    sentence = "the data has no validation split: 90 images divided by class with seed 1 into 80 train / 10 validation"
+    assert told == [sentence]
 
 
 def test_a_declared_validation_split_stays_and_test_comes_out_of_train(tmp_path):

@@ -1,4 +1,4 @@
-"""From an image of any size to the square network input: axis-aligned affine maps, and the one resampling that draws them.
+"""From an image of any size to the square network input: affine maps, and the one resampling that draws them.
 
 The letterbox scales uniformly, centres, and pads with grey. Augmentation composes its own map behind it, so that flip,
 scale, translation and letterbox cost a single resampling. Boxes go through the same map, exactly.
@@ -20,7 +20,7 @@ Box = tuple[float, float, float, float]
 
 #: Grey level of the padding, in 0..255.
 PADDING = 114
-#: Images are kept in memory at this many times the network's input size, so that enlarging by augmentation keeps detail.
+#: Images are kept in memory at up to this many times the input's size, so that enlarging by augmentation keeps detail.
 DETAIL = 1.5
 #: A kept image's edge pixels are repeated this often around it: an output pixel whose centre is in the image may reach
 #: half its width beyond the edge.
@@ -28,7 +28,7 @@ MARGIN = 4
 
 
 class Affine(NamedTuple):
-    """The map x' = scale_x * x + offset_x, y' = scale_y * y + offset_y in pixel coordinates (pixel i covers [i, i + 1)).
+    """The map x' = scale_x * x + offset_x, y' = scale_y * y + offset_y; pixel i of an axis covers [i, i + 1).
 
     A negative scale mirrors.
     """

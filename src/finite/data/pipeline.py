@@ -104,7 +104,7 @@ class Loader:
         return plan(len(self.source), self.batch_size, self.seed, epoch or 0, shuffle, quarantined)
 
     def batch(self, epoch: int | None, number: int, quarantined: Collection[int] = ()) -> Batch:
-        """Batch `number` of an epoch, at once: to run a step again without the samples in `quarantined`, or replay it."""
+        """Batch `number` of an epoch, at once: to replay a step, or run it again without `quarantined`."""
         return self._assemble(epoch, *self.plan(epoch, quarantined)[number])
 
     def epoch(self, epoch: int | None, start: int = 0, quarantined: Collection[int] = ()) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""Z-scores of targets and inputs: statistics of the training split, kept in the checkpoint and in the exported graph."""
+"""Z-scores of targets and inputs: statistics of the training split, kept in checkpoint and exported graph."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ class Selection:
 def class_names(rule: str, classes: Sequence[str], background: bool = False) -> list[str]:
     """The classes that the network tells apart under `rule`: position = label. `background` adds a last one.
 
-    Raises UserError for an unknown rule, a class that the set does not have, a set that has a class of that name already.
+    Raises UserError for an unknown rule, a class that the set does not have, a background class that it has already.
     """
     kind, _, name = rule.partition(":")
     if rule not in ("only", "largest") and (kind != "class" or not name):

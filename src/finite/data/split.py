@@ -106,7 +106,7 @@ def complete(
     names = ["train", *missing]
     parts = split(pool, label_of, [fractions[NAMES.index(name)] for name in names], seed, names)
     told = " / ".join(f"{len(parts[name])} {name}" for name in names)
-    source = "the data declares no split" if len(missing) == 2 and not given else f"the data has no {' or '.join(missing)} split"
+    source = f"the data has no {' or '.join(missing)} split" if given else "the data declares no split"
     return {name: parts.get(name) or given.get(name, []) for name in NAMES}, [
         f"{source}: {len(pool)} images divided by class with seed {seed} into {told}"
     ]

@@ -55,7 +55,7 @@ class DetectionSource:
         for _, item in self.samples:
             if item and item.label not in numbers:
                 known = ", ".join(self.classes)
-                raise UserError(f"{item.source}: class {item.label!r} is not one of {known}; rename or remove the object")
+                raise UserError(f"{item.source}: class {item.label!r} is not one of {known}; rename or remove it")
             self._labels.append(numbers[item.label] if item else len(self.classes) - 1 if background else 0)
         self._room = cache_mb * 2**20
         self._kept: dict[int, Reduced] = {}
