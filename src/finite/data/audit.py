@@ -80,7 +80,7 @@ def check(root: Path | str, format: str = "auto", voc_base: int = 1, image_size:
     key = _key(stamps, format, voc_base, image_size, batch_size)
     memory = audit_cache.load(cache_path) if cache_path is not None else audit_cache.Memory()
     if memory.key == key and memory.audit is not None:
-        return replace(audit_cache.audit_from(memory.audit, index.root), remembered=True, seconds=time.monotonic() - began)
+        return replace(audit_cache.audit_from(memory.audit, index), remembered=True, seconds=time.monotonic() - began)
     image_set = read_index(index, format, voc_base)
     ids = [record.id for records in image_set.splits.values() for record in records]
     pictures = decode_all(index, ids, stamps, memory.pictures, progress)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import finite
 from finite.data.audit_pictures import Picture
+from finite.data.index import Index
 from finite.data.sample import Finding, ImageRecord, ImageSet, Object
 from finite.run import write_text
 
@@ -60,14 +61,14 @@ def plain(audit: "Audit") -> dict[str, Any]:
     return document
 
 
-def audit_from(document: dict[str, Any], root: Path) -> "Audit":
-    """The audit of a folder at `root` from its JSON values."""
+def audit_from(document: dict[str, Any], index: Index) -> "Audit":
+    """The audit of the indexed folder from its JSON values."""
     from finite.data.audit import Audit
 
     findings = [Finding(**{**row, "box": row["box"] and tuple(row["box"])}) for row in document["findings"]]
     stored = document["image_set"]
-    splits = {name: [_record(row, root) for row in rows] for name, rows in stored["splits"].items()}
-    image_set = ImageSet(root, stored["format"], stored["classes"], splits, findings, stored["class_ids"],
+    splits = {name: [_record(row, index) for row in rows] for name, rows in stored["splits"].items()}
+    image_set = ImageSet(index.root, stored["format"], stored["classes"], splits, findings, stored["class_ids"],
                          stored["objects_total"])
     return Audit(**{**document, "image_set": image_set, "findings": findings})
 
@@ -77,7 +78,7 @@ def _row(record: ImageRecord) -> list[Any]:
     return [record.id, record.width, record.height, objects, record.source, record.negative]
 
 
-def _record(row: list[Any], root: Path) -> ImageRecord:
+def _record(row: list[Any], index: Index) -> ImageRecord:
     image, width, height, objects, source, negative = row
     kept = tuple(Object(label, tuple(box), origin, ignore) for label, box, origin, ignore in objects)
-    return ImageRecord(image, root / image, width, height, kept, source, negative)
+    return ImageRecord(image, index.path(image), width, height, kept, source, negative)

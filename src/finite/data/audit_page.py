@@ -91,7 +91,8 @@ def _group(audit: Audit, group: list[Finding], records: dict[str, ImageRecord]) 
     for finding in group:
         if finding.image is None or len(thumbs) == _PER_GROUP:
             continue
-        picture = thumbnail(records.get(finding.image), audit.image_set.root / finding.image, finding)
+        record = records.get(finding.image)
+        picture = thumbnail(record, record.path if record else audit.image_set.root / finding.image, finding)
         if picture is not None:
             thumbs.append(f"<figure><img src='{_data_url(picture)}' alt=''><div>{escape(place(finding))}</div>"
                           f"<div>{escape(finding.reason)}</div></figure>")

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from finite.data.audit import Audit
 from finite.data.sample import Finding
+from finite.data.text import printable
 
 _COLOURS = {"refuse": "bold red", "drop_file": "red", "drop_image": "red", "drop_object": "yellow", "fix": "cyan", "note": "dim"}
 _EXAMPLES = 3
@@ -52,7 +53,7 @@ def place(finding: Finding) -> str:
 
 def show(audit: Audit, console: Console, every: bool = False) -> None:
     """Print the audit; of each kind of finding the first three, or `every` one."""
-    console.print(f"[bold]{escape(str(audit.image_set.root))}[/]: {audit.image_set.format}, {audit.images_usable} of "
+    console.print(f"[bold]{escape(printable(str(audit.image_set.root)))}[/]: {audit.image_set.format}, {audit.images_usable} of "
                   f"{audit.images_total} images usable" + (f" and {audit.images_negative} without objects"
                                                           if audit.images_negative else "")
                   + f", {audit.objects_usable} of {audit.objects_total} objects"
@@ -67,7 +68,7 @@ def show(audit: Audit, console: Console, every: bool = False) -> None:
     if "targets" in audit.statistics:
         console.print(_targets(audit.statistics))
     if not audit.usable:
-        console.print(f"[bold red]Nothing to train on.[/] {escape(audit.why_unusable())}", highlight=False)
+        console.print(f"[bold red]Nothing to train on.[/] {escape(printable(audit.why_unusable()))}", highlight=False)
     elif not audit.findings:
         console.print("Nothing to complain about.")
 
@@ -85,7 +86,7 @@ def _findings(findings: Sequence[Finding], every: bool) -> Table:
         if len(group) > len(lines):
             lines.append("...")
         style = "bold red" if first.reason.startswith("LEAK") else _COLOURS[first.action]
-        table.add_row(first.kind, first.action.replace("_", " "), str(len(group)), escape("\n".join(lines)), style=style)
+        table.add_row(first.kind, first.action.replace("_", " "), str(len(group)), escape(printable("\n".join(lines))), style=style)
     return table
 
 
@@ -103,7 +104,7 @@ def _classes(audit: Audit) -> Table:
     for position, (name, total) in enumerate(audit.classes.items()):
         number = audit.image_set.class_ids.get(name)
         shown = f"{position}" if number in (None, position) else f"{position} (file: {number})"
-        table.add_row(escape(name), shown, *(str(counts[split][name]) for split in splits), str(total))
+        table.add_row(escape(printable(name)), shown, *(str(counts[split][name]) for split in splits), str(total))
     table.add_row("images", "", *(str(len(records)) for records in audit.image_set.splits.values()),
                   str(sum(map(len, audit.image_set.splits.values()))), style="dim")
     return table

@@ -15,7 +15,7 @@ from finite.data.boxes import NumberFault, number
 from finite.data.conventions import Convention
 from finite.data.index import Index, escapes, fold, scan, split_of_folders, split_of_word, stem
 from finite.data.sample import Finding, ImageSet
-from finite.data.text import TextError, read_text
+from finite.data.text import TextError, read_text, whole
 
 _LIMIT = 2 << 30                    # bytes of one JSON file
 
@@ -54,10 +54,20 @@ def load_json(path: Path) -> tuple[Any, str | None]:
     """A JSON document and the legacy code page that had to be assumed, if any. Raises TextError."""
     text = read_text(path, _LIMIT)
     try:
-        return json.loads(text.text), text.code_page
+        document = json.loads(text.text)
+        return (_whole(document) if "\\ud" in text.text.lower() else document), text.code_page
     except (ValueError, RecursionError) as error:
         reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise TextError(f"is not JSON: {reason}") from error
+
+
+def _whole(value: Any) -> Any:
+    """The document without half characters, which a name could not be printed or stored with."""
+    if isinstance(value, str):
+        return whole(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return {whole(key): _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def looks_like(path: Path) -> bool:

@@ -79,5 +79,6 @@ def open_index(root: Path | str) -> Index:
             raise UserError(f"{given}: not an annotation file; give a .json, .xml, .yaml, .txt or .csv, or the folder")
         rivals = [path for path in index.others if path.lower().endswith(tuple(e for _, ends, _ in _KINDS for e in ends))]
         keep = set(rivals if kind[0] == ".txt" else ()) | {name}
-        index = Index(folder, index.images, [path for path in index.others if path in keep or path not in rivals])
+        index = Index(folder, index.images, [path for path in index.others if path in keep or path not in rivals],
+                      index.on_disk)
     return index

@@ -17,6 +17,7 @@ from finite.data.images import SUFFIXES
 _SPLITS = {"train": "train", "training": "train", "trainset": "train", "val": "validation", "valid": "validation",
            "validation": "validation", "dev": "validation", "test": "test", "testing": "test", "testset": "test"}
 _WORD = re.compile(r"[a-z]+")
+_UNDECODED = re.compile("[\udc80-\udcff]")     # how Python shows bytes of a file name that are not UTF-8
 
 
 def fold(name: str) -> str:
@@ -63,11 +64,16 @@ def split_of_folders(path: str) -> str | None:
 
 @dataclass
 class Index:
-    """Relative paths (forward slashes, sorted) of the files below `root`, hidden ones left out."""
+    """Relative paths (forward slashes, sorted) of the files below `root`, hidden ones left out.
+
+    A name whose bytes are not UTF-8 stands here as "caf%E9.jpg", so that every id can be printed and stored; `on_disk` holds
+    its real form.
+    """
 
     root: Path
     images: list[str]
     others: list[str]
+    on_disk: dict[str, str] = field(default_factory=dict, repr=False)
     _by_stem: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +84,7 @@ class Index:
         return [path for path in self.others if path.lower().endswith(suffixes)]
 
     def path(self, relative: str) -> Path:
-        return self.root / relative
+        return self.root / self.on_disk.get(relative, relative)
 
     def same_stem(self, name: str) -> list[str]:
         """The pictures whose stem is that of `name`, written plainly or with %20 and the like."""
@@ -120,7 +126,7 @@ def _common(a, b) -> int:
 
 def scan(root: Path) -> Index:
     """All files below `root`. Linked folders are followed, each real folder once, so that a loop of links ends."""
-    images, others, seen = [], [], set()
+    images, others, on_disk, seen = [], [], {}, set()
     for folder, names, files in os.walk(root, followlinks=True):
         place = os.stat(folder)
         if (place.st_dev, place.st_ino) in seen:
@@ -132,6 +138,9 @@ def scan(root: Path) -> Index:
         prefix = "" if relative == "." else relative + "/"
         for name in files:
             if not name.startswith("."):
+                shown = _UNDECODED.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", prefix + name)
+                if shown != prefix + name:
+                    on_disk[shown] = prefix + name
                 is_image = os.path.splitext(name)[1].lower() in SUFFIXES
-                (images if is_image else others).append(prefix + name)
-    return Index(root, sorted(images), sorted(others))
+                (images if is_image else others).append(shown)
+    return Index(root, sorted(images), sorted(others), on_disk)

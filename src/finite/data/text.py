@@ -12,6 +12,8 @@ from pathlib import Path
 #: Byte-order marks, longest first: the mark of UTF-32-LE begins with that of UTF-16-LE.
 _MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF8, "utf-8-sig"),
           (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_DOUBLE_BYTE = ("gb", "big5", "shift", "sjis", "euc", "cp93", "cp94", "cp95", "ks_c", "windows-31j", "hz")
+_TRIPLE = re.compile(rb"[\xe0-\xf4][\x80-\xbf]{2}")
 _HIGH_RUN = re.compile(rb"[\x80-\xff]+")
 _KANA = re.compile("[\u3041-\u30ff\uff66-\uff9d]")
 
@@ -28,8 +30,13 @@ class Text:
     code_page: str | None = None
 
 
-def read_text(path: Path, limit: int, declared: str | None = None) -> Text:
+def read_text(path: Path, limit: int) -> Text:
     """The text of a file of at most `limit` bytes. Raises TextError when it is larger, unreadable or binary."""
+    return decode(read_bytes(path, limit))
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The bytes of a file of at most `limit` bytes. Raises TextError."""
     try:
         with open(path, "rb") as file:
             data = file.read(limit + 1)
@@ -37,11 +44,15 @@ def read_text(path: Path, limit: int, declared: str | None = None) -> Text:
         raise TextError(f"cannot be read: {error.strerror or error}") from error
     if len(data) > limit:
         raise TextError(f"is larger than {limit:,} bytes, which no honest file of this kind is")
-    return decode(data, declared)
+    return data
 
 
 def decode(data: bytes, declared: str | None = None) -> Text:
-    """Bytes as text: by byte-order mark, else UTF-16 by its zero bytes, else UTF-8, else `declared`, else a guess."""
+    """Bytes as text: by byte-order mark, else UTF-16 by its zero bytes, else UTF-8, else `declared`, else a guess.
+
+    A declared code page goes before UTF-8 only where it is a double-byte one and the bytes are pairs: two bytes of Chinese
+    are sometimes one letter of UTF-8, but seldom three.
+    """
     for mark, codec in _MARKS:
         if data.startswith(mark):
             try:
@@ -51,17 +62,24 @@ def decode(data: bytes, declared: str | None = None) -> Text:
                 break
     if b"\0" in data[:4096]:
         return Text(_decode_utf16(data))
-    try:
-        return Text(data.decode("utf-8"))
-    except UnicodeDecodeError:
-        pass
-    for codec in (declared, guess(data)):
+    pairs = declared is not None and declared.lower().startswith(_DOUBLE_BYTE) and not _TRIPLE.search(data)
+    for codec in (declared if pairs else None, "utf-8", declared, None if data.isascii() else guess(data)):
         if codec:
             try:
-                return Text(data.decode(codec), codec)
+                return Text(data.decode(codec), None if codec in ("utf-8", declared) else codec)
             except (UnicodeDecodeError, LookupError):
                 continue
     return Text(data.decode("latin-1"), "latin-1")
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which could steer it, and half characters are shown as escapes."""
+    return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)
+
+
+def whole(text: str) -> str:
+    """Text without halves of surrogate pairs (JSON and YAML escapes can write them): those cannot be encoded again."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def guess(data: bytes) -> str:

@@ -17,12 +17,12 @@ from finite.data.boxes import NumberFault, number
 from finite.data.conventions import Convention
 from finite.data.index import Index, basename, escapes, fold, scan, stem
 from finite.data.sample import Finding, ImageSet
-from finite.data.text import TextError, decode, read_text
+from finite.data.text import TextError, decode, read_bytes, read_text
 
 _LIMIT = 32 << 20                   # bytes of one XML file
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
-_ENCODING = re.compile(r"""<\?xml[^>]*encoding\s*=\s*["']([A-Za-z0-9._-]+)""")
+_ENCODING = re.compile(rb"""<\?xml[^>]*encoding\s*=\s*["']([A-Za-z0-9._-]+)""")
 _BARE_DOCTYPE = re.compile(r"<!DOCTYPE\s+[\w.:-]+\s*>")
 _BARE_AMPERSAND = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)")
 _LISTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
@@ -58,16 +58,12 @@ def parse_xml(path: Path) -> tuple[Element, list[tuple[str, str, str]]]:
 
     Raises TextError, ParseError, and DefusedXmlException for anything that declares entities.
     """
-    raw = read_text(path, _LIMIT)
-    notes = []
-    text, code_page = raw.text, raw.code_page
-    if code_page is not None:
-        named = _ENCODING.match(text.lstrip())
-        if named and named[1].lower() not in ("utf-8", "utf8"):
-            declared = decode(path.read_bytes(), named[1])
-            text, code_page = declared.text, None if declared.code_page == named[1] else declared.code_page
-        if code_page is not None:
-            notes.append(("bad_encoding", f"is not UTF-8; read as {code_page}", code_page))
+    data, notes = read_bytes(path, _LIMIT), []
+    named = _ENCODING.match(data.lstrip())
+    decoded = decode(data, named[1].decode() if named else None)
+    if decoded.code_page is not None:
+        notes.append(("bad_encoding", f"is not UTF-8; read as {decoded.code_page}", decoded.code_page))
+    text = decoded.text
     text = _BARE_DOCTYPE.sub("", _DECLARATION.sub("", text.lstrip("\ufeff \t\r\n"), count=1), count=1)
     try:
         return ElementTree.fromstring(text, forbid_dtd=True), notes
@@ -190,8 +186,8 @@ def _apply_lists(index: Index, raws: dict[str, RawImage], findings: list[Finding
         by_stem.setdefault(fold(stem(image)), []).append(image)
         if fold(stem(raw.file)) != fold(stem(image)):
             by_stem.setdefault(fold(stem(raw.file)), []).append(image)
-    for name, files in lists.items():
-        for file in files:
+    for name in ("train", "trainval", "val", "valid", "validation", "test"):
+        for file in lists.get(name, ()):
             _apply_list(index, file, _LISTS.get(name, "train"), raws, by_stem, findings)
     return bool(lists)
 

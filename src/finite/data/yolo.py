@@ -110,7 +110,8 @@ def _rows(index: Index, file: str, findings: list[Finding]) -> list[tuple[int, l
     if text.code_page:
         findings.append(Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", file, value=text.code_page))
     lines = text.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return [(position, line.split()) for position, line in enumerate(lines, start=1) if line.strip(" \t\ufeff\0\x0b\x0c")]
+    rows = [(position, line.replace("\ufeff", "").replace("\0", "").split()) for position, line in enumerate(lines, start=1)]
+    return [(position, words) for position, words in rows if words]
 
 
 def _numbers_as_names(rows_of: dict, findings: list[Finding]) -> list[str]:

@@ -14,7 +14,7 @@ import yaml
 from finite.data.boxes import NumberFault, number
 from finite.data.index import Index, basename, fold, parts, stem
 from finite.data.sample import Finding
-from finite.data.text import TextError, read_text
+from finite.data.text import TextError, read_text, whole
 
 _LIMIT = 64 << 20
 _KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
@@ -98,7 +98,7 @@ def _names(value: Any) -> dict[int, str]:
                 continue
     else:
         pairs = []
-    return {key: name for key, name in pairs if isinstance(name, str) and 0 <= key < 100_000}
+    return {key: whole(name) for key, name in pairs if isinstance(name, str) and 0 <= key < 100_000}
 
 
 def _checked(names: dict[int, str], file: str, findings: list[Finding]) -> list[str]:
@@ -152,7 +152,7 @@ def _members(index: Index, entry: str, layout: Layout, findings: list[Finding]) 
             prefix = str(min(fitting, key=lambda folder: (len(folder.parts), str(folder)))) + "/"
             return [path for path in index.images if path.startswith(prefix)]
     findings.append(Finding("missing_image", "note", "names a folder or list that is not there or holds no picture",
-                            layout.file, value=entry[:100]))
+                            layout.file, value=whole(entry[:100])))
     return []
 
 
