@@ -12,6 +12,7 @@ from finite.data.sample import Finding
 _NAMES = {"xyxy": "left, top, right, bottom", "xywh": "left, top, width, height (xywh)",
           "cxcywh": "centre x, centre y, width, height"}
 _ENOUGH = 3   # boxes that must speak for the other convention: one or two bad boxes are faults of their own
+_MANY = 50    # boxes of a set that is large enough to be judged by a tenth of them
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Convention:
     """How a set's numbers are to be read: `form` and `normalised` as in `boxes.corners`.
 
     `base` is the pixel count's origin (VOC only); `counts_from` is set where the origin is a setting to be checked
-    against the data. `columns` says where the user states the convention, for messages.
+    against the data.
     """
 
     form: str
@@ -32,28 +33,32 @@ Boxes = Sequence[tuple[str, tuple[int, int], Sequence[Box]]]
 
 
 def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
-    """A `format_mixup` finding (refuse) where most boxes are impossible as claimed and all fit another convention.
+    """A `format_mixup` finding (refuse) where most boxes are impossible as claimed and nearly all fit another convention.
 
-    `images` holds (annotation file, (width, height), values as written) per picture.
+    In a set of some size a tenth is enough if all fit the other one: real boxes of one convention do not. Boxes without
+    area speak for nothing. `images` holds (annotation file, (width, height), values as written) per picture.
     """
-    total, wrong, file = 0, 0, None
-    for name, size, boxes in images:
-        for values in boxes:
-            total += 1
-            if not _possible(values, convention.form, size, convention.normalised):
-                wrong += 1
-                file = file or name
-    if wrong < _ENOUGH or wrong * 2 <= total:
+    boxes = [(name, size, values) for name, size, rows in images for values in rows if not _flat(values, convention.form)]
+    wrong = [name for name, size, values in boxes if not _possible(values, convention.form, size, convention.normalised)]
+    total = len(boxes)
+    most, some = len(wrong) * 2 > total, total >= _MANY and len(wrong) * 10 >= total
+    if len(wrong) < _ENOUGH or not (most or some):
         return None
     for form, normalised in _others(convention):
-        good = sum(_possible(values, form, size, normalised) for _, size, boxes in images for values in boxes)
-        if good >= 0.9 * total:
+        good = sum(_possible(values, form, size, normalised) for _, size, values in boxes)
+        if good >= (0.9 if most else 0.99) * total:
             now = _NAMES[convention.form] + (" as fractions" if convention.normalised else "")
             then = _NAMES[form] + (" as fractions of the picture" if normalised else " in pixels")
-            return Finding("format_mixup", "refuse", f"{wrong} of {total} boxes are impossible as {now}, but {good} fit as "
-                           f"{then}: are these {then}? Nothing is used until the file says so", file,
-                           value=f"{wrong} of {total}")
+            return Finding("format_mixup", "refuse", f"{len(wrong)} of {total} boxes are impossible as {now}, but {good} fit as "
+                           f"{then}: which are they? Nothing is used until the file says so", wrong[0],
+                           value=f"{len(wrong)} of {total}")
     return None
+
+
+def _flat(values: Box, form: str) -> bool:
+    """Whether a box has no width or no height as claimed."""
+    a, b, c, d = values
+    return (a == c or b == d) if form == "xyxy" else (c == 0 or d == 0)
 
 
 def _others(convention: Convention) -> list[tuple[str, bool]]:
