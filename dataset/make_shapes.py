@@ -1,15 +1,18 @@
-"""Draw the built-in data: one object per image, six classes that only the shape tells apart, COCO annotations.
+"""Draw the built-in data: one object per image, five classes that only the shape tells apart, COCO annotations.
 
-    python dataset/make_shapes.py                          2,700 images into dataset/shapes
+    python dataset/make_shapes.py                          6,000 images into dataset/shapes
     python dataset/make_shapes.py --seed 8 --images 500 --split test --out dataset/shapes-other
 
-Colour, background, size, place and rotation say nothing about the class; two images in five have a tenth to a third of
-the object covered, and the box is still that of the whole object. Image i of seed s is a pure function of (s, i): with
+Colour, background, size, place and rotation say nothing about the class; the object is lighter than what surrounds it,
+in any hue; one image in three has up to a third of the object covered, and the box is still that of the whole object. Image i of seed s is a pure function of (s, i): with
 the same versions of numpy and Pillow the files are the same byte for byte. Needs only numpy and Pillow.
 """
 
 import argparse
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 import json
+from multiprocessing import get_context
 import os
 import re
 import shutil
@@ -20,16 +23,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-VERSION = 1  # raise it when the drawing changes: folders made by another version are drawn again
-CLASSES = ("circle", "ring", "square", "triangle", "star", "cross")
-SPLITS = {"train": 0.75, "validation": 0.10, "test": 0.15}
+VERSION = 2  # raise it when the drawing changes: folders made by another version are drawn again
+CLASSES = ("circle", "ring", "triangle", "cross", "bar")
+SPLITS = {"train": 0.80, "validation": 0.05, "test": 0.15}
 LONG_SIDE = (112, 160)  # px, both inclusive
 ASPECT = 0.72  # shortest side allowed, as a share of the longer one
 SHORT_SIDE = 96  # px, at least
 SCALE = (0.12, 0.60)  # longer side of the object's box, as a share of the image's shorter side
-OCCLUDED = 0.40  # share of images
-COVER = (0.12, 0.33)  # share of the object's area under the occluder
-CONTRAST = 70.0  # least colour distance (see `distance`) of the object to nine tenths of the pixels around it
+OCCLUDED = 0.34  # share of images
+COVER = (0.10, 0.30)  # share of the object's area under the occluder
+DARK, LIGHT = (10.0, 110.0), (90.0, 250.0)  # RGB ranges of backgrounds and occluders, and of objects
+CONTRAST = 75.0  # by how much the object is lighter (BT.601 luminance) than nine tenths of the pixels around it
+LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 SUPERSAMPLE = 8  # sub-pixels per pixel and axis in an object's mask
 
 
@@ -59,14 +64,16 @@ def outline(label: str, angle: float) -> tuple[np.ndarray, np.ndarray | None]:
     if label in ("circle", "ring"):
         disc = polygon([0.5] * 120, 0.0)
         return disc, disc * 0.55 if label == "ring" else None
+    turned = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     if label == "cross":
-        arm = 0.34
+        arm = 0.28
         quarter = np.array([[arm, arm], [1, arm], [1, -arm]], dtype=float)
-        turns = [np.array([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]]) for t in angle - np.arange(4) * np.pi / 2]
-        points = np.concatenate([quarter @ turn.T for turn in turns])
+        back = np.array([[0.0, -1.0], [1.0, 0.0]])  # a quarter turn
+        points = np.concatenate([quarter @ np.linalg.matrix_power(back, turns) for turns in range(4)]) @ turned
+    elif label == "bar":
+        points = np.array([[1, 0.28], [-1, 0.28], [-1, -0.28], [1, -0.28]]) @ turned
     else:
-        radii = {"square": [1.0] * 4, "triangle": [1.0] * 3, "star": [1.0, 0.42] * 5}[label]
-        points = polygon(radii, angle)
+        points = polygon([1.0] * 3, angle)
     low, high = points.min(axis=0), points.max(axis=0)
     return (points - (low + high) / 2) / (high - low).max(), None
 
@@ -81,19 +88,10 @@ def coverage(outer: np.ndarray, hole: np.ndarray | None, width: int, height: int
     return np.asarray(canvas.reduce(SUPERSAMPLE), dtype=np.float32) / 255
 
 
-def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Distance of RGB colours (..., 3): luminance and, at half weight, the two colour differences (BT.601)."""
-    difference = np.asarray(first, dtype=np.float32) - np.asarray(second, dtype=np.float32)
-    luminance = difference @ np.array([0.299, 0.587, 0.114], dtype=np.float32)
-    blue = (difference[..., 2] - luminance) * 0.564
-    red = (difference[..., 0] - luminance) * 0.713
-    return np.sqrt(luminance**2 + 0.5 * (blue**2 + red**2))
-
-
-def colour_apart(rng: np.random.Generator, around: np.ndarray) -> np.ndarray:
-    """A random colour at least CONTRAST from nine tenths of the colours `around` (P, 3); the best of 32 if none is."""
-    candidates = rng.uniform(10, 245, (32, 3)).astype(np.float32)
-    apart = np.percentile(distance(candidates[:, None], around[None]), 10, axis=1)
+def light_colour(rng: np.random.Generator, around: np.ndarray) -> np.ndarray:
+    """A random colour (3,) lighter by CONTRAST than nine tenths of the colours `around` (P, 3); the best of 32 if none is."""
+    candidates = rng.uniform(*LIGHT, (32, 3)).astype(np.float32)
+    apart = candidates @ LUMINANCE - np.percentile(around @ LUMINANCE, 90)
     good = np.flatnonzero(apart >= CONTRAST)
     return candidates[good[0] if len(good) else int(apart.argmax())]
 
@@ -107,8 +105,8 @@ def smooth_noise(rng: np.random.Generator, cells: int, width: int, height: int) 
 def background(rng: np.random.Generator, width: int, height: int) -> np.ndarray:
     """A textured canvas (H, W, 3) float32: gradient, clouds, stripes or blobs of two related colours, with grain."""
     y, x = np.mgrid[:height, :width].astype(np.float32)
-    base = rng.uniform(30, 225, 3)
-    other = np.clip(base + rng.uniform(-70, 70, 3), 10, 245)
+    base = rng.uniform(*DARK, 3)
+    other = np.clip(base + rng.uniform(-50, 50, 3), 5, 130)
     angle = rng.uniform(0, 2 * np.pi)
     along = x * np.cos(angle) + y * np.sin(angle)
     kind = rng.integers(4)
@@ -138,7 +136,7 @@ def clutter(rng: np.random.Generator, canvas: np.ndarray) -> np.ndarray:
     layer = Image.new("RGBA", (width * times, height * times), (0, 0, 0, 0))
     pen = ImageDraw.Draw(layer)
     for _ in range(int(rng.integers(2, 8))):
-        colour = tuple(int(value) for value in rng.integers(0, 256, 3)) + (int(rng.integers(120, 256)),)
+        colour = tuple(int(value) for value in rng.integers(0, 130, 3)) + (int(rng.integers(120, 256)),)
         x, y = rng.uniform(0, width), rng.uniform(0, height)
         stroke = int(rng.integers(2, 5))
         kind = rng.integers(4)
@@ -225,7 +223,7 @@ def draw(seed: int, index: int) -> Drawing:
     near = max(4, round(0.15 * size))
     left, top = max(0, int(box[0]) - near), max(0, int(box[1]) - near)
     around = canvas[top : int(box[3]) + near + 1, left : int(box[2]) + near + 1].reshape(-1, 3)
-    colour = colour_apart(rng, around[:: max(1, len(around) // 400)])
+    colour = light_colour(rng, around[:: max(1, len(around) // 400)])
     y, x = np.mgrid[:height, :width].astype(np.float32)
     light = rng.uniform(0, 2 * np.pi)
     slope = ((x - centre[0]) * np.cos(light) + (y - centre[1]) * np.sin(light)) / size
@@ -237,7 +235,7 @@ def draw(seed: int, index: int) -> Drawing:
     if rng.random() < OCCLUDED:
         alpha = occluder(rng, mask, box)
         covered = float((mask * alpha).sum() / mask.sum())
-        canvas = canvas + alpha[..., None] * (colour_apart(rng, colour[None]) - canvas)
+        canvas = canvas + alpha[..., None] * (rng.uniform(*DARK, 3).astype(np.float32) - canvas)
     pixels = finish(rng, canvas)
     return Drawing(pixels, label, box, mask, covered, png=bool(rng.random() < 0.2), quality=int(rng.integers(90, 97)))
 
@@ -256,26 +254,36 @@ def write_set(folder: Path, seed: int, images: int, only: str | None) -> None:
     (folder / "annotations").mkdir()
     categories = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, start=1)]
     parts: dict[str, dict] = {}
-    for index, split in enumerate(split_of(images, only)):
-        drawing = draw(seed, index)
-        name = f"{index:05d}.{'png' if drawing.png else 'jpg'}"
-        options = {} if drawing.png else {"quality": drawing.quality, "subsampling": 0}
-        Image.fromarray(drawing.pixels).save(folder / "images" / name, **options)
-
-        info = {"description": f"drawn shapes, {split}", "version": str(VERSION)}
-        empty = {"info": info, "licenses": [], "categories": categories, "images": [], "annotations": []}
-        part = parts.setdefault(split, empty)
-        height, width = drawing.mask.shape
-        xmin, ymin, xmax, ymax = drawing.box
-        part["images"].append({"id": index + 1, "file_name": name, "width": width, "height": height})
-        bbox = [round(value, 3) for value in (xmin, ymin, xmax - xmin, ymax - ymin)]
-        note = {"id": index + 1, "image_id": index + 1, "category_id": CLASSES.index(drawing.label) + 1, "bbox": bbox}
-        area = round(float(drawing.mask.sum()), 1)
-        note |= {"area": area, "segmentation": [], "iscrowd": 0, "occluded": drawing.covered > 0}
-        part["annotations"].append(note)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        drawn = pool.map(partial(draw_file, folder / "images", seed), range(images), chunksize=64)
+        for index, (split, (name, drawing)) in enumerate(zip(split_of(images, only), drawn)):
+            info = {"description": f"drawn shapes, {split}", "version": str(VERSION)}
+            empty = {"info": info, "licenses": [], "categories": categories, "images": [], "annotations": []}
+            add(parts.setdefault(split, empty), index, name, drawing)
     for split, part in parts.items():
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(part))
     (folder / "made_by.json").write_text(json.dumps(recipe(seed, images, only), indent=2) + "\n")
+
+
+def draw_file(folder: Path, seed: int, index: int) -> tuple[str, Drawing]:
+    """Draw image `index` into `folder`; returns the file's name and the drawing."""
+    drawing = draw(seed, index)
+    name = f"{index:05d}.{'png' if drawing.png else 'jpg'}"
+    options = {} if drawing.png else {"quality": drawing.quality, "subsampling": 0}
+    Image.fromarray(drawing.pixels).save(folder / name, **options)
+    return name, drawing
+
+
+def add(part: dict, index: int, name: str, drawing: Drawing) -> None:
+    """Add an image and its object to a COCO document."""
+    height, width = drawing.mask.shape
+    xmin, ymin, xmax, ymax = drawing.box
+    part["images"].append({"id": index + 1, "file_name": name, "width": width, "height": height})
+    bbox = [round(value, 3) for value in (xmin, ymin, xmax - xmin, ymax - ymin)]
+    note = {"id": index + 1, "image_id": index + 1, "category_id": CLASSES.index(drawing.label) + 1, "bbox": bbox}
+    area = round(float(drawing.mask.sum()), 1)
+    note |= {"area": area, "segmentation": [], "iscrowd": 0, "occluded": drawing.covered > 0}
+    part["annotations"].append(note)
 
 
 def recipe(seed: int, images: int, only: str | None) -> dict:
@@ -331,7 +339,7 @@ def make(out: Path, seed: int, images: int, only: str | None = None) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=7, help="another seed gives other images (default 7)")
-    parser.add_argument("--images", type=int, default=2700, help="how many, 20 to 99999 (default 2700)")
+    parser.add_argument("--images", type=int, default=6000, help="how many, 20 to 99999 (default 6000)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "shapes", help="default dataset/shapes")
     parser.add_argument("--split", choices=SPLITS, help="all images into this split (default: train, validation, test)")
     options = parser.parse_args(arguments)

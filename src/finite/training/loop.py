@@ -52,6 +52,7 @@ class StageLoop:
     def __init__(self, run: Run, stage: Stage):
         config, self.run, self.stage = run.config, run, stage
         trained = freeze(run.network, stage.freeze, run.task.groups, run.constants)
+        self.rate = stage.learning_rate  # of the last step, for the epoch's line
         self.optimizer = RatedOptimizer(config.optimizer, trained)
         self.loader = Loader(run.source, config.training.batch_size, config.seed, config.data.threads)
         self.steps_per_epoch = self.loader.steps()
@@ -97,7 +98,7 @@ class StageLoop:
         """Attempt a step, and once more without the samples that the verdict names. Returns figures for the display."""
         run, position = self.run, self.run.position
         in_stage = position.epoch * self.steps_per_epoch + position.step_in_epoch
-        rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
+        rate = self.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
         started = time.perf_counter()
         report, verdict = self.attempt(batch, rate)
         if verdict.kind != v.HEALTHY:

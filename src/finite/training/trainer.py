@@ -1,22 +1,23 @@
-"""Training, from configuration to a trained, scored and exported run. Reads from top to bottom.
+"""Training, from configuration to a run with trained checkpoints. Reads from top to bottom.
 
     train(config, options, console)
 
-New run: make the folder, read the data, make the network, train the stages in order, score the test split once, export.
+New run: make the folder, read the data, make the network, train the stages in order.
 Resume: take the newest whole checkpoint, cut the history to what it knows, and go on at the very step.
 """
 
 from collections.abc import Mapping
+import math
 import time
 from typing import Any
 
 import numpy as np
 
 from finite import config as settings
-from finite import interrupt
 from finite.config import Config
 from finite.errors import GuardStop, Interrupted, UserError
 from finite.guard.policy import Guard
+from finite.interrupt import Interrupt
 from finite.monitor.console import Console
 from finite.monitor.history import History
 from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
@@ -34,7 +35,7 @@ NEEDED_BYTES = 500_000_000
 
 
 class FirstSamples:
-    """The first `count` samples of a source, without augmentation: for the check that a network can overfit them."""
+    """The first `count` samples of a source, without augmentation: for the check that a network can learn them."""
 
     def __init__(self, source: Source, count: int):
         self.source, self.fields = source, source.fields
@@ -45,6 +46,14 @@ class FirstSamples:
 
     def row(self, index: int, seed: int, epoch: int | None) -> dict[str, np.ndarray]:
         return self.source.row(index, seed, None)
+
+
+def only_first(sources: Sources, count: int) -> Sources:
+    """The first training samples in all three places. Raises UserError when they are too few or too many."""
+    if not 2 <= count <= len(sources.train):
+        raise UserError(f"--overfit {count}: choose from 2 to {len(sources.train)}, the number of training samples")
+    few = FirstSamples(sources.train, count)
+    return Sources(few, few, few, {**sources.facts, "overfit": f"the first {count} training samples are all three splits"})
 
 
 def train(config: Config, options: TrainOptions, console: Console) -> RunFolder:
@@ -74,16 +83,19 @@ def train(config: Config, options: TrainOptions, console: Console) -> RunFolder:
         write_text(folder.config, settings.dump(config))
         write_json(folder.environment, environment())
     console.line(f"run {folder.path}")
-    with interrupt.catch(console) as stop:
-        task: Task = TASKS[config.task](config)
-        sources = _sources(task, folder, config, options, console, saved)
-        session = Session(config, task, sources, folder, console)
+    with Interrupt(console.warn) as stop:
+        task = TASKS[config.task](config)
+        overfit = saved.state["overfit"] if saved else options.overfit
+        sources = task.data(folder.data)
+        if overfit is not None:
+            sources = only_first(sources, overfit)
+        tell_facts(console, sources.facts)
+        session = Session(config, task, sources, folder, console, overfit)
         if saved is not None:
             session.resume(saved)
         elif options.init is not None:
             session.initialise(options.init)
         session.train(stop)
-    session.finish()
     return folder
 
 
@@ -94,25 +106,36 @@ def _stage(config: Config, name: str) -> settings.Stage:
     raise UserError(f"--stage {name}: no such stage; config has {', '.join(s.name for s in config.stages)} (or all)")
 
 
-def _sources(task: Task, folder: RunFolder, config: Config, options: TrainOptions, console: Console,
-             saved: checkpoint.Checkpoint | None) -> Sources:
-    """Read the data; with --overfit, the first samples of the training split in all three places."""
-    sources = task.data(folder.data)
-    overfit = saved.state["overfit"] if saved else options.overfit
-    if overfit is not None:
-        few = FirstSamples(sources.train, overfit)
-        if len(few) < 2:
-            raise UserError(f"--overfit {overfit}: at least 2 samples are needed (BatchNorm has no variance over one)")
-        sources = Sources(few, few, few, {**sources.facts, "overfit": f"the first {len(few)} training samples only"})
-    console.listing("data", sources.facts)
-    return sources
+def tell_facts(console: Console, facts: Mapping[str, Any]) -> None:
+    """What was read, in a few lines: names with their figures, then the notes."""
+    def flat(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return ", ".join(f"{k} {flat(v)}" if not isinstance(v, Mapping) else f"{k} ({flat(v)})" for k, v in value.items())
+        if isinstance(value, (list, tuple)):
+            return " ".join(map(flat, value))
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    console.listing("data", {name: flat(value) for name, value in facts.items() if name != "notes" and value})
+    for text in facts.get("notes", ()):
+        console.note(text)
+
+
+def better(score: float, terms: list[str], best: Mapping[str, Any] | None) -> bool:
+    """Whether an epoch's score replaces the best so far. NaN is worse than any number; a score over other terms is
+    another scale and starts anew; of equal scores the later wins, having trained longer."""
+    if best is None or best["terms"] != terms:
+        return True
+    old = float(best["score"])  # "nan" in a checkpoint's JSON
+    return score >= old or (math.isnan(old) and not math.isnan(score))
 
 
 class Session:
     """A run in memory: network, data, guard, history, and the writing of checkpoints."""
 
-    def __init__(self, config: Config, task: Task, sources: Sources, folder: RunFolder, console: Console):
+    def __init__(self, config: Config, task: Task, sources: Sources, folder: RunFolder, console: Console,
+                 overfit: int | None):
         self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
+        self.overfit = overfit
         network = task.network()
         half = config.training.precision != "O0"
         self.run = Run(config, task, sources.train, network, constants_of(network), Guard(config.guard),
@@ -167,7 +190,7 @@ class Session:
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
-    def train(self, stop: interrupt.Interrupt) -> None:
+    def train(self, stop: Interrupt) -> None:
         """Train what is left of the stages. Raises Interrupted or GuardStop; both leave a checkpoint."""
         run, config = self.run, self.config
         while run.position.stage < len(config.stages):
@@ -188,7 +211,7 @@ class Session:
                     self.save(loop)
                     raise
 
-    def one_epoch(self, loop: StageLoop, stage: settings.Stage, display: Any, stop: interrupt.Interrupt) -> None:
+    def one_epoch(self, loop: StageLoop, stage: settings.Stage, display: Any, stop: Interrupt) -> None:
         """Train an epoch to its end, score it, write its line and its checkpoint."""
         run = self.run
         began, waited, images = time.perf_counter(), loop.loader.wait_seconds, self.config.training.batch_size
@@ -212,13 +235,10 @@ class Session:
         validation = self.score(collect(run.network, None), "validation")
         score = self.task.score(validation, self.trained_terms)
         terms = sorted(self.trained_terms)
-        # A score over other terms is another scale, and NaN is worse than anything.
-        best = self.best is None or self.best["terms"] != terms or score >= self.best["score"] or self.best["score"] != self.best["score"]
-        if best and (score == score or self.best is None or self.best["terms"] != terms):
+        best = better(score, terms, self.best)
+        if best:
             self.best = {"score": score, "terms": terms, "step": run.position.step, "stage": stage.name,
                          "epoch": run.position.epoch + 1}
-        else:
-            best = False
         sums = run.sums
         line = {"epoch": run.position.epoch + 1, "terms": sums.terms(), "rate": loop.rate,
                 "scale": run.scale.value if run.scale.half else None, "healthy": sums.healthy, "overflow": sums.overflow,
@@ -249,16 +269,7 @@ class Session:
             "position": vars(run.position), "sums": run.sums.state(), "guard": run.guard.state(), "scale": run.scale.state(),
             "history": run.history.sync(), "best": self.best, "seconds": self.seconds,
             "trained_terms": sorted(self.trained_terms), "done": run.position.stage == len(self.config.stages),
-            "overfit": len(self.sources.train) if isinstance(self.sources.train, FirstSamples) else None,
+            "overfit": self.overfit,
             "versions": environment()["packages"],
         }
         self.keeper.save(run.snapshot["tensors"], state, best)
-
-    # ---- the end -----------------------------------------------------------------------------------------------------
-
-    def finish(self) -> None:
-        """Score the test split once with the best weights, write metrics and pictures, export, and say where all is."""
-        from finite import evaluate, export
-
-        evaluate.finish(self)
-        export.finish(self)

@@ -52,8 +52,8 @@ class Backbone(nn.Cell):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        channels = [width, *(width * multiple for multiple in MULTIPLES)]
-        self.stem = nn.SequentialCell(conv(3, width, 3, STRIDES[0]), nn.BatchNorm2d(width), nn.ReLU())
+        channels = [width // 2, *(width * multiple for multiple in MULTIPLES)]
+        self.stem = nn.SequentialCell(conv(3, channels[0], 3, STRIDES[0]), nn.BatchNorm2d(channels[0]), nn.ReLU())
         self.stages = nn.SequentialCell(
             *(ResidualBlock(*pair, stride) for *pair, stride in zip(channels, channels[1:], STRIDES[1:]))
         )
@@ -64,14 +64,18 @@ class Backbone(nn.Cell):
 
 
 class Classifier(nn.Cell):
-    """Mean over the map, then Dense: (B, K, h, w) features -> (B, C) logits."""
+    """Mean and maximum over the map, then Dense: (B, K, h, w) features -> (B, C) logits.
+
+    A small object fills one cell of the map: the mean alone dilutes it, and the class hardly learns (measured). The
+    maximum may swallow a NaN; the mean beside it does not.
+    """
 
     def __init__(self, in_channels: int, classes: int) -> None:
         super().__init__()
-        self.dense = nn.Dense(in_channels, classes)
+        self.dense = nn.Dense(2 * in_channels, classes)
 
     def construct(self, features):
-        return self.dense(ops.mean(features, (2, 3)))
+        return self.dense(ops.concat((ops.mean(features, (2, 3)), ops.amax(features, (2, 3))), 1))
 
 
 class BoxHead(nn.Cell):
@@ -177,19 +181,16 @@ def constant(name: str, value: np.ndarray) -> Parameter:
 def initialise(network: nn.Cell, seed: int) -> None:
     """Draw every weight matrix and kernel from (seed, parameter name) alone; BatchNorm keeps 1 and 0, biases start at 0.
 
-    Normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852). A residual block starts as its shortcut: the
-    last BatchNorm's gamma is 0 (Goyal et al. 2017, arXiv:1706.02677). The last layer of each head starts small, so
-    that training begins at equal class probabilities and at the mean box.
+    Normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852). The box layer starts small, so that training
+    begins at the mean box.
     """
     for name, parameter in network.parameters_and_names():
-        if name.endswith("norm2.gamma"):
-            parameter.set_data(Tensor(np.zeros(parameter.shape, np.float32)))
-        elif name.endswith("bias"):
+        if name.endswith("bias"):
             parameter.set_data(Tensor(np.zeros(parameter.shape, np.float32)))
         elif parameter.ndim >= 2:
             key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little")
             scale = np.sqrt(2 / np.prod(parameter.shape[1:]))
-            if name in ("classifier.dense.weight", "box_head.box.weight"):
+            if name == "box_head.box.weight":
                 scale *= 0.1
             value = np.random.Generator(np.random.Philox(key=key)).standard_normal(parameter.shape) * scale
             parameter.set_data(Tensor(value.astype(np.float32)))
