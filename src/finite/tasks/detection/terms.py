@@ -51,8 +51,7 @@ class DetectionTerms(nn.Cell):
         error = ops.cast(box_z, dtype.float32) - target
         if not self.huber:
             return ops.mean(error * error, 1)
-        # Huber without a branch: a `where` would square large errors in the branch not taken, and 0 x Inf is NaN.
-        # `minimum` swallows a NaN, the linear part still carries it.
+        # Huber without a branch. `minimum` swallows a NaN; the linear part still carries it.
         size = ops.abs(error)
         inner = ops.minimum(size, self.delta)
         return ops.mean(0.5 * inner * inner + self.delta * (size - inner), 1)
