@@ -4,7 +4,7 @@
     python dataset/make_shapes.py --seed 8 --images 500 --split test --out dataset/shapes-other
 
 Colour, background, size, place and rotation say nothing about the class; the object is lighter than what surrounds it,
-in any hue; one image in three has up to a third of the object covered, and the box is still that of the whole object. Image i of seed s is a pure function of (s, i): with
+in any hue; one image in three has a tenth to a quarter of the object covered, and the box is still that of the whole object. Image i of seed s is a pure function of (s, i): with
 the same versions of numpy and Pillow the files are the same byte for byte. Needs only numpy and Pillow.
 """
 
@@ -30,10 +30,10 @@ LONG_SIDE = (112, 160)  # px, both inclusive
 ASPECT = 0.72  # shortest side allowed, as a share of the longer one
 SHORT_SIDE = 96  # px, at least
 SCALE = (0.12, 0.60)  # longer side of the object's box, as a share of the image's shorter side
-OCCLUDED = 0.34  # share of images
-COVER = (0.10, 0.30)  # share of the object's area under the occluder
+OCCLUDED = 0.33  # share of images
+COVER = (0.10, 0.25)  # share of the object's area under the occluder
 DARK, LIGHT = (10.0, 110.0), (90.0, 250.0)  # RGB ranges of backgrounds and occluders, and of objects
-CONTRAST = 75.0  # by how much the object is lighter (BT.601 luminance) than nine tenths of the pixels around it
+CONTRAST = 85.0  # by how much the object is lighter (BT.601 luminance) than nine tenths of the pixels around it
 LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 SUPERSAMPLE = 8  # sub-pixels per pixel and axis in an object's mask
 
@@ -198,7 +198,7 @@ def finish(rng: np.random.Generator, canvas: np.ndarray) -> np.ndarray:
     image = Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))
     if rng.random() < 0.5:
         image = image.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 0.8)))
-    noise = rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(rng.uniform(0, 7))
+    noise = rng.standard_normal(canvas.shape, dtype=np.float32) * np.float32(rng.uniform(0, 5))
     return np.clip(np.asarray(image) + noise, 0, 255).round().astype(np.uint8)
 
 
@@ -211,7 +211,7 @@ def draw(seed: int, index: int) -> Drawing:
     label = CLASSES[int(rng.integers(len(CLASSES)))]
 
     outer, hole = outline(label, rng.uniform(0, 2 * np.pi))
-    size = rng.uniform(*SCALE) * short_side
+    size = (SCALE[0] + (SCALE[1] - SCALE[0]) * rng.random() ** 0.8) * short_side
     half = size * (outer.max(axis=0) - outer.min(axis=0)) / 2
     centre = rng.uniform(half + 1, np.array([width, height]) - half - 1)
     outer = outer * size + centre

@@ -139,7 +139,7 @@ class Model(Group):
     backbone: Literal["small"] = "small"
     image_size: Annotated[Whole, Field(ge=32, le=4096)] = 64
     width: Annotated[Whole, Field(ge=4, le=1024)] = 32
-    box_channels: Annotated[Whole, Field(ge=0, le=4096)] = 32
+    box_channels: Annotated[Whole, Field(ge=0, le=4096)] = 48
     box_hidden: Annotated[Whole, Field(ge=1, le=65536)] = 128
 
 
@@ -221,11 +221,11 @@ class Checkpoint(Group):
 
 
 STAGES = (
-    Stage(name="classification", epochs=5, learning_rate=3e-3, warmup_epochs=0.5, freeze=("box_head.*",),
+    Stage(name="classification", epochs=4, learning_rate=3e-3, warmup_epochs=0.5, freeze=("box_head.*",),
           weights={"class": 1.0, "box": 0.0}),
     Stage(name="regression", epochs=2, learning_rate=3e-3, warmup_epochs=0.2, freeze=("backbone.*", "classifier.*"),
           weights={"class": 0.0, "box": 0.5}),
-    Stage(name="joint", epochs=5, learning_rate=2e-3, warmup_epochs=0.3, weights={"class": 1.0, "box": 0.5}),
+    Stage(name="joint", epochs=5, learning_rate=2e-3, warmup_epochs=0.3, weights={"class": 1.0, "box": 3.0}),
 )
 
 
