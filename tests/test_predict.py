@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from finite.errors import UserError
 from finite.monitor.console import Console
-from finite.predict import View, drawn_names, predict
+from finite.predict import View, answers, drawn_names, predict
 from PIL import Image
 from small_run import CLASSES, draw_set, make_run, small_config, weights
 
@@ -88,6 +88,18 @@ def test_the_answer_does_not_depend_on_the_batch(run, photos, capsys, monkeypatc
     for a, b in zip(together, lines(capsys), strict=True):
         assert (a["file"], a["class"]) == (b["file"], b["class"])
         np.testing.assert_allclose(a["box"], b["box"], atol=0.02)
+
+
+def test_a_batch_that_is_not_full_costs_no_other_compilation(photos):
+    views = [View.of(photos / f"test-{i}.png", photos, 32) for i in range(3)]
+    shapes = []
+
+    def network(fields):
+        shapes.append(fields["image"].shape)
+        return {"probabilities": np.zeros((4, 2)), "boxes": np.arange(16).reshape(4, 4)}
+
+    assert [box[0] for _, box in answers(network, views, 4)] == [0, 4, 8] and shapes == [(4, 3, 32, 32)]
+    assert answers(network, [], 4) == [] and len(shapes) == 1
 
 
 def test_boxes_belong_to_the_upright_picture(run, photos, tmp_path, capsys):

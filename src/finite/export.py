@@ -200,8 +200,8 @@ canvas.paste(small, (left, top))
 
 probabilities, boxes = session.run(["probabilities", "boxes"], {{"image": np.asarray(canvas)[None]}})
 best = int(probabilities[0].argmax())
-xmin, ymin, xmax, ymax = (boxes[0] - [left, top, left, top]) / scale
-print(model["classes"][best], round(float(probabilities[0, best]), 3), [round(v, 1) for v in (xmin, ymin, xmax, ymax)])
+box = (boxes[0] - [left, top, left, top]) / scale  # xmin, ymin, xmax, ymax in pixels of the photo
+print(model["classes"][best], round(float(probabilities[0, best]), 3), [round(v, 1) for v in box.tolist()])
 ```
 
 With MindSpore, the same call on the letterboxed picture ({size} x {size} px):
