@@ -108,9 +108,9 @@ def _train(args: argparse.Namespace, console: "Console") -> None:
     if runtime.applied:
         reasons = "; ".join(f"{name}={value} ({why})" for name, value, why in runtime.applied)
         console.note(f"set for this machine: {reasons}")
-    from finite.training.trainer import train
+    from finite.job import run as run_job
 
-    train(settings, options, console)
+    run_job(settings, options, console)
 
 
 def _evaluate(args: argparse.Namespace, console: "Console") -> None:

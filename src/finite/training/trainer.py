@@ -56,8 +56,8 @@ def only_first(sources: Sources, count: int) -> Sources:
     return Sources(few, few, few, {**sources.facts, "overfit": f"the first {count} training samples are all three splits"})
 
 
-def train(config: Config, options: TrainOptions, console: Console) -> RunFolder:
-    """Train a run, or go on with one. Returns its folder.
+def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunFolder, Sources | None]:
+    """Train a run, or go on with one. Returns its folder and data; None for data when there is nothing left to do.
 
     Raises UserError for what the user can mend, GuardStop when the numeric guard ends the run, Interrupted after
     Ctrl-C; in all three cases the newest checkpoint on disk is whole and finite.
@@ -65,19 +65,19 @@ def train(config: Config, options: TrainOptions, console: Console) -> RunFolder:
     if options.resume is None and options.stage != "all":
         config = config.model_copy(update={"stages": (_stage(config, options.stage),)})
     saved = None
+    use_device(config)  # before anything is made: a missing device leaves no empty folder behind
     if options.resume is not None:
         folder = options.resume
         saved, trouble = checkpoint.newest(folder)
-        if saved.state["done"] and folder.metrics.exists():
-            console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained and scored")
-            return folder
+        if saved.state["done"] and folder.metrics.exists() and (folder.export / "model.json").exists():
+            console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained, scored and exported")
+            return folder, None
         console.attach(folder.log)
         for line in trouble:
             console.warn(f"{line}; going on from {saved.path.name} (step {saved.state['step']})")
     else:
         folder = RunFolder.create(config.runs, options.run)
     folder.check_writable(NEEDED_BYTES)
-    use_device(config)
     if saved is None:
         console.attach(folder.log)
         write_text(folder.config, settings.dump(config))
@@ -96,7 +96,7 @@ def train(config: Config, options: TrainOptions, console: Console) -> RunFolder:
         elif options.init is not None:
             session.initialise(options.init)
         session.train(stop)
-    return folder
+    return folder, sources
 
 
 def _stage(config: Config, name: str) -> settings.Stage:

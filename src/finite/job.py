@@ -1,0 +1,24 @@
+"""The whole job behind `python main.py --stage all`: train, score the test split once, export, and say where all is."""
+
+from finite import evaluate, export
+from finite.config import Config
+from finite.monitor.console import Console
+from finite.run import TrainOptions
+from finite.trained import open_trained
+from finite.training.trainer import train
+
+
+def run(config: Config, options: TrainOptions, console: Console) -> None:
+    """Train a run, or go on with one, to its end. Errors as `trainer.train`; what was finished before is not redone."""
+    folder, sources = train(config, options, console)
+    if sources is None:
+        return
+    trained = open_trained(folder, console)
+    evaluate.finish(trained, sources, console)
+    export.write(trained, sources.validation, console)
+    entries = {
+        "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures, "checkpoints": folder.checkpoints,
+        "history": folder.history, "log": folder.log,
+        "try it": f"python main.py predict {folder.path} IMAGE...",
+    }
+    console.listing("where everything is", entries)
