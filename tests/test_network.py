@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from finite.tasks.detection.network import Network, Predictor
+from finite.tasks.detection.network import Classifier, Network, Predictor
 
 
 def small(**options) -> Network:
@@ -72,10 +72,28 @@ def test_convolutions_start_with_the_variance_that_keeps_the_signal():
     assert value.std() == pytest.approx(np.sqrt(2 / (192 * 9)), rel=0.02)
 
 
-def test_residual_blocks_start_as_their_shortcut():
-    values = weights(small())
-    gammas = [name for name in values if name.endswith("norm2.gamma")]
-    assert len(gammas) == 4 and all((values[name] == 0).all() for name in gammas)
+def test_training_begins_at_the_mean_box():
+    network = small()
+    network.set_statistics(np.full(3, 127), np.full(3, 74), np.full(4, 16), np.full(4, 5))
+    network.set_train(True)
+    box = network(Tensor(images(16)))[1].asnumpy()
+    assert 0 < np.abs(box).mean() < 0.2  # z-scores
+
+
+def test_classifier_sees_the_mean_and_the_maximum_of_the_map():
+    classifier = Classifier(2, 4)
+    classifier.dense.weight.set_data(Tensor(np.eye(4, dtype=np.float32)))
+    classifier.dense.bias.set_data(Tensor(np.zeros(4, np.float32)))
+    features = np.random.default_rng(0).normal(0, 1, (3, 2, 5, 5)).astype(np.float32)
+    expected = np.concatenate((features.mean((2, 3)), features.max((2, 3))), 1)
+    np.testing.assert_allclose(classifier(Tensor(features)).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_maximum_does_not_hide_a_nan_from_the_logits():
+    features = np.ones((2, 2, 5, 5), np.float32)
+    features[1, 0, 2, 2] = np.nan
+    logits = Classifier(2, 3)(Tensor(features)).asnumpy()
+    assert np.isfinite(logits[0]).all() and np.isnan(logits[1]).all()
 
 
 def test_input_is_standardised_inside():
