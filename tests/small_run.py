@@ -50,7 +50,7 @@ def small_config(root: Path, **data) -> Config:
 
 
 def weights(seed: int = 20, classes: int = len(CLASSES)) -> dict[str, np.ndarray]:
-    """Random weights and statistics; with seed 20 both classes are predicted, and no two images get the same box."""
+    """Random weights and statistics; with seed 20 no two images get the same box."""
     network = Network(classes, SIZE, 8, 8, 16, seed)
     rng = np.random.default_rng(seed)
     tensors = {p.name: p.asnumpy().copy() for p in network.get_parameters()}

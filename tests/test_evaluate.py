@@ -9,6 +9,7 @@ import pytest
 from finite import evaluate
 from finite.errors import UserError
 from finite.monitor.console import Console
+from finite.predict import predict
 from finite.tasks.base import Sources
 from finite.tasks.detection.metrics import corners, iou
 from finite.trained import open_trained
@@ -59,6 +60,17 @@ def test_the_figures_are_those_of_a_count_by_hand(run, scored):
     assert metrics["localization"] == pytest.approx((right & (overlap >= 0.5)).mean())
     assert np.trace(metrics["confusion"]) == right.sum() and np.sum(metrics["confusion"]) == 11
     np.testing.assert_allclose(result.merit, overlap - ~right, atol=1e-6)
+
+
+def test_predict_answers_as_evaluation_does(run, scored, tmp_path, capsys):
+    _, result = scored
+    predict(run, [record.path for record, _ in result.source.samples], tmp_path, Console(stderr=True))
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for i, answer in enumerate(answers):
+        assert answer["class"] == CLASSES[result.outputs["probabilities"][i].argmax()]
+        box = result.source.map(i).inverse().boxes(result.outputs["boxes"][i])
+        np.testing.assert_allclose(answer["box"], np.clip(box, 0, (48, 36, 48, 36)), atol=0.02)
+    assert len(answers) == 11
 
 
 def test_the_sheets_show_the_best_first_and_the_worst_first(scored, tmp_path, monkeypatch):

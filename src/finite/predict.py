@@ -100,8 +100,8 @@ def drawn_names(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class View:
-    """A picture as far as it is needed: the network's input (size, size, 3), the map from the picture's pixels to it, the
-    picture's width and height, and a copy of it reduced to what is drawn (a batch of large photographs fills memory)."""
+    """A picture as far as it is needed: the network's input (size, size, 3), the map from the picture's pixels to it,
+    its width and height, and a copy reduced to what is drawn (a batch of large photographs would fill the memory)."""
 
     path: Path
     target: Path
@@ -124,7 +124,8 @@ class View:
         """A box (4,) in px of the network's input as px of the picture, to hundredths, and inside of it: the network
         sees the padding too."""
         limits = (self.width, self.height, self.width, self.height)
-        return [round(min(max(v, 0.0), float(limit)), 2) for v, limit in zip(self.map.inverse().box(box.tolist()), limits)]
+        corners = self.map.inverse().box(box.tolist())
+        return [round(min(max(value, 0.0), float(limit)), 2) for value, limit in zip(corners, limits)]
 
     def draw(self, box: Sequence[float] | None, name: str, score: float) -> None:
         """Write the picture with its box as JPEG, whole or not at all."""

@@ -47,12 +47,12 @@ class Trained:
         state = self.checkpoint.state
         position, stages = state["position"], state["config"]["stages"]
         best: Mapping[str, Any] = state.get("best") or {}
-        trained_in = best["stage"] if best.get("step") == state["step"] else stages[min(position["stage"], len(stages) - 1)]["name"]
+        stage = stages[min(position["stage"], len(stages) - 1)]["name"]  # of the next step
         return {
             "file": self.checkpoint.path.name,
             "sha256": hashlib.sha256(self.checkpoint.path.read_bytes()).hexdigest(),
             "step": state["step"],
-            "stage": trained_in,
+            "stage": best["stage"] if best.get("step") == state["step"] else stage,
         }
 
 
