@@ -37,7 +37,7 @@ def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, An
     """
     split = "test" if len(sources.test) else "validation"
     if split == "validation":
-        console.warn("there are no test images: the figures are of validation images, by which the checkpoint was chosen")
+        console.warn("there are no test images: these are figures of validation images, by which the checkpoint was chosen")
     scored = score(trained, getattr(sources, split))
     metrics = {"split": split, **scored.metrics, **facts(trained)}
     write_pictures(trained.task, scored, trained.config.seed, trained.run.pictures)
@@ -85,7 +85,7 @@ def seen(run: RunFolder) -> set[Path]:
 
 
 def free_folder(base: Path, data: str) -> Path:
-    """The folder for an evaluation on `data`: named like it, numbered where another one of that name has been scored."""
+    """The folder for an evaluation on `data`: named like it, numbered where another of that name was scored."""
     name, number = Path(data).name or "root", 1
     while True:
         folder = base / (name if number == 1 else f"{name}-{number}")

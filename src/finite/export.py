@@ -67,8 +67,8 @@ def write(trained: Trained, validation: Source | None, console: Console) -> None
     write_text(folder / "README.md", usage(size))
     write_json(folder / "model.json", description(trained, classes, files, parity))  # last: it vouches for the others
     worst = {name: max(parity[kind][name] for kind in ("mindir", "onnx")) for name in OUTPUTS}
-    console.line(f"exported to {folder}: on {len(images)} {origin} MINDIR and ONNX differ from the checkpoint by at most "
-                 f"{worst['boxes']:.1g} px and {worst['probabilities']:.1g} in probability")
+    console.line(f"exported to {folder}: on {len(images)} {origin} MINDIR and ONNX differ from the checkpoint by at "
+                 f"most {worst['boxes']:.1g} px and {worst['probabilities']:.1g} in probability")
 
 
 def cell(trained: Trained) -> Predictor:
@@ -109,7 +109,7 @@ def checkpoint_outputs(predict: Predict, images: np.ndarray) -> dict[str, np.nda
 
 
 def differences(model: Model, images: np.ndarray, reference: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Largest absolute difference by output, the images going through in each of BATCH_SIZES. NaN where either is NaN."""
+    """Largest absolute difference by output, the images going through in each of BATCH_SIZES; NaN where there is one."""
     found = dict.fromkeys(OUTPUTS, 0.0)
     for batch_size in BATCH_SIZES:
         for start in range(0, len(images) - batch_size + 1, batch_size):
@@ -151,21 +151,23 @@ def description(trained: Trained, classes: Sequence[str], files: Mapping[str, by
             {"name": "probabilities", "shape": ["N", len(classes)], "dtype": "float32",
              "meaning": "one per class, in the order of `classes`; they sum to 1"},
             {"name": "boxes", "shape": ["N", 4], "dtype": "float32",
-             "meaning": "xmin, ymin, xmax, ymax in pixels of the network input, counted from 0, right and bottom exclusive"},
+             "meaning": "xmin, ymin, xmax, ymax in pixels of the input, counted from 0, right and bottom exclusive"},
         ],
         "output_order": "in both files as listed here; the names are stored in model.onnx only",
         "letterbox": {
             "size": size,
             "padding": [PADDING] * 3,
-            "rule": "turn the picture upright (EXIF), scale it uniformly so that its longer side is `size` (triangle "
-                    "filter, as wide as the reduction needs), centre it in a square of `size`, fill the rest with `padding`",
+            "rule": "turn the picture upright (EXIF), scale it uniformly so that its longer side is `size` "
+                    "(triangle filter, as wide as the reduction needs), centre it in a square of `size`, fill the rest "
+                    "with `padding`",
             "scale": "size / max(width, height)",
             "offset_x": "(size - scale * width) / 2",
             "offset_y": "(size - scale * height) / 2",
             "back": "x = (x_box - offset_x) / scale, y = (y_box - offset_y) / scale: pixels of the upright picture",
         },
         "background": classes[-1] if trained.config.data.background else None,
-        "files": {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)} for name, data in files.items()},
+        "files": {name: {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+                  for name, data in files.items()},
         "checkpoint": trained.origin(),
         "parity": dict(parity),
         "versions": {name: versions[name] for name in ("mindspore", "numpy", "onnx", "onnxruntime")},

@@ -1,4 +1,4 @@
-"""Model files for use elsewhere: a cell as MINDIR and as ONNX with a free batch axis, and reading them back to run them.
+"""Model files for use elsewhere: a cell as MINDIR and as ONNX with a free batch axis, and reading them back.
 
 MindSpore refuses a free axis in ONNX, so the graph is written for a batch size that no tensor of the network shares
 with any other axis, and every place that holds that number is then set free (`free_batch`).
@@ -109,8 +109,8 @@ def rename(graph: onnx.GraphProto, inputs: Sequence[str], outputs: Sequence[str]
     Raises ValueError when their number differs, or a name is taken by something inside.
     """
     if len(graph.input) != len(inputs) or len(graph.output) != len(outputs):
-        raise ValueError(f"the graph has {len(graph.input)} inputs and {len(graph.output)} outputs, names were given for "
-                         f"{len(inputs)} and {len(outputs)}")
+        raise ValueError(f"the graph has {len(graph.input)} inputs and {len(graph.output)} outputs, names were given "
+                         f"for {len(inputs)} and {len(outputs)}")
     values = [*graph.input, *graph.output]
     names = {value.name: new for value, new in zip(values, [*inputs, *outputs])}
     inside = {n for node in graph.node for n in (*node.input, *node.output)} | {t.name for t in graph.initializer}
