@@ -37,7 +37,7 @@ def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, An
     """
     split = "test" if len(sources.test) else "validation"
     if split == "validation":
-        console.warn("there are no test images: these are figures of validation images, by which the checkpoint was chosen")
+        console.warn("there are no test images: figures are of validation images, which chose the checkpoint")
     scored = score(trained, getattr(sources, split))
     metrics = {"split": split, **scored.metrics, **facts(trained)}
     write_pictures(trained.task, scored, trained.config.seed, trained.run.pictures)

@@ -109,7 +109,7 @@ def checkpoint_outputs(predict: Predict, images: np.ndarray) -> dict[str, np.nda
 
 
 def differences(model: Model, images: np.ndarray, reference: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Largest absolute difference by output, the images going through in each of BATCH_SIZES; NaN where there is one."""
+    """Largest absolute difference by output, the images going through in each of BATCH_SIZES; NaN if there is one."""
     found = dict.fromkeys(OUTPUTS, 0.0)
     for batch_size in BATCH_SIZES:
         for start in range(0, len(images) - batch_size + 1, batch_size):
