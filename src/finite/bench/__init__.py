@@ -1,0 +1,1 @@
+"""What `make bench` measures. Nothing else in the program imports this."""

@@ -1,0 +1,154 @@
+"""The rows of the benchmark. Each returns a dictionary with what was measured; `table` prints them."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+import json
+import os
+from pathlib import Path
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+from finite.bench.paired import pairs
+from finite.config import Config
+
+#: Values of the variables in `finite.runtime` that leave MindSpore as it comes.
+STOCK = {"MS_DEV_JIT_PIPELINE": "1", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
+PAIRS = 200
+
+
+def guard_cost(config: Config) -> dict[str, Any]:
+    """The guarded step against the bare one, both compiled under the same settings, in every stage."""
+    from finite.bench.steps import bare_step, guarded_step
+
+    out = {}
+    for stage in config.stages:
+        guarded, _, _ = guarded_step(config, stage)
+        found = pairs(guarded, bare_step(config, stage), PAIRS)
+        out[stage.name] = asdict(found)
+    return out
+
+
+def against_torch(config: Config) -> dict[str, Any]:
+    """The guarded step of the last stage against PyTorch's eager step."""
+    from finite.bench.steps import guarded_step, torch_step
+
+    other = torch_step(config, config.stages[-1])
+    if other is None:
+        return {"skipped": "torch is not installed"}
+    return asdict(pairs(guarded_step(config, config.stages[-1])[0], other, PAIRS))
+
+
+def child_step_ms() -> float:
+    """Median ms of 20 guarded steps in this process; the child of `against_stock`."""
+    from finite.bench.steps import guarded_step
+    from finite.training.state import use_device
+
+    config = Config()
+    use_device(config)
+    run, _, _ = guarded_step(config, config.stages[-1])
+    times = []
+    for _ in range(25):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return float(np.median(times[5:])) * 1e3
+
+
+def against_stock(config: Config) -> dict[str, Any]:
+    """The guarded step as Finite starts MindSpore, against MindSpore's own settings, in processes that take turns."""
+    code = "import finite; from finite.bench.rows import child_step_ms; print(child_step_ms())"
+    medians: dict[str, list[float]] = {"finite": [], "stock": []}
+    clean = {k: v for k, v in os.environ.items() if k not in STOCK}
+    for _ in range(3):
+        for name, extra in (("finite", {}), ("stock", STOCK)):
+            done = subprocess.run([sys.executable, "-c", code], env=clean | extra, capture_output=True, text=True, check=True)
+            medians[name].append(float(done.stdout.split()[-1]))
+    ratios = [stock / ours for stock, ours in zip(medians["stock"], medians["finite"])]
+    return {"finite_ms": float(np.median(medians["finite"])), "stock_ms": float(np.median(medians["stock"])),
+            "stock_over_finite": float(np.median(ratios)), "rounds": len(ratios)}
+
+
+def pipeline(config: Config) -> dict[str, Any]:
+    """Images per second that the loader prepares (decoded before, augmented) and that the step of each stage eats."""
+    from finite.bench.steps import guarded_step
+    from finite.data.pipeline import Loader
+    from finite.tasks.detection.task import DetectionTask
+
+    with tempfile.TemporaryDirectory() as folder:
+        source = DetectionTask(config).data(Path(folder)).train
+    loader = Loader(source, config.training.batch_size, config.seed, config.data.threads)
+    rates = []
+    for epoch in range(4):
+        began = time.perf_counter()
+        count = sum(int(batch.use.sum()) for batch in loader.epoch(epoch))
+        rates.append(count / (time.perf_counter() - began))
+    eats = {}
+    for stage in config.stages:
+        run, _, _ = guarded_step(config, stage)
+        times = []
+        for _ in range(30):
+            began = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - began)
+        eats[stage.name] = config.training.batch_size / float(np.median(times[5:]))
+    made = float(np.median(rates[1:]))
+    return {"first_epoch": rates[0], "prepared": made, "eaten": eats, "times_the_need": made / max(eats.values())}
+
+
+def job(config: Config) -> dict[str, Any]:
+    """The default job as a user starts it: seconds from the command to the first step and to the end, and its figures."""
+    main = Path(__file__).resolve().parents[3] / "main.py"
+    with tempfile.TemporaryDirectory() as runs:
+        began = time.time()
+        command = [sys.executable, str(main), "train", "--stage", "all", "--plain", "--run", "bench", "--set", f"runs={runs}",
+                   "--set", f"data.root={config.data.root}"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        history = Path(runs) / "bench" / "history.jsonl"
+        first = None
+        while process.poll() is None:
+            if first is None and history.exists() and history.stat().st_size:
+                first = time.time() - began
+            time.sleep(0.05)
+        if process.returncode:
+            raise RuntimeError(f"the job ended with exit code {process.returncode}")
+        end = time.time() - began
+        metrics = json.loads((Path(runs) / "bench" / "metrics.json").read_text())
+        waits = [json.loads(line) for line in history.read_text().splitlines()]
+    epochs = [line["clock"] for line in waits if line["kind"] == "epoch"]
+    share = sum(c["wait_seconds"] for c in epochs) / sum(c["seconds"] for c in epochs)
+    return {"first_step_seconds": first, "training_seconds": metrics["training_seconds"], "end_seconds": end,
+            "waiting_for_data": share, "top1": metrics["top1"], "mean_iou": metrics["mean_iou"]}
+
+
+ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "job": job,
+}
+
+
+def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
+    """A row of the printed table: what, and the figures."""
+    if "skipped" in found:
+        return [(name, found["skipped"])]
+    if name == "guard":
+        return [(f"guarded step / bare step, stage {stage}",
+                 f"{f['ratio']:.3f} [{f['low']:.3f}, {f['high']:.3f}]  ({f['first_ms']:.0f} / {f['second_ms']:.0f} ms, {f['pairs']} pairs)")
+                for stage, f in found.items()]
+    if name == "torch":
+        return [("guarded step / PyTorch eager step", f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]  "
+                 f"({found['first_ms']:.0f} / {found['second_ms']:.0f} ms, {found['pairs']} pairs)")]
+    if name == "stock":
+        return [("step under MindSpore's own settings / as Finite sets them",
+                 f"{found['stock_over_finite']:.2f}  ({found['stock_ms']:.0f} / {found['finite_ms']:.0f} ms)")]
+    if name == "pipeline":
+        eaten = ", ".join(f"{stage} {rate:.0f}" for stage, rate in found["eaten"].items())
+        return [("images/s prepared (first epoch, decoding)", f"{found['prepared']:.0f} ({found['first_epoch']:.0f})"),
+                ("images/s the step eats", eaten), ("prepared / largest need", f"{found['times_the_need']:.1f}")]
+    return [("command to first step", f"{found['first_step_seconds']:.1f} s"),
+            ("training", f"{found['training_seconds']:.0f} s, waiting for data {found['waiting_for_data']:.1%}"),
+            ("command to exported model", f"{found['end_seconds']:.0f} s"),
+            ("test split", f"top-1 {found['top1']:.3f}, mean IoU {found['mean_iou']:.3f}")]
