@@ -12,7 +12,9 @@ from finite.data.sample import Finding, ImageSet
 def picture(path: Path, size=(40, 30), seed: int | None = None, **options) -> Path:
     """A noisy picture of `size` (width, height); each name its own content."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    noise = np.random.default_rng(seed if seed is not None else sum(path.name.encode())).integers(0, 255, (size[1], size[0], 3), np.uint8)
+    noise = np.random.default_rng(seed if seed is not None else sum(path.name.encode())).integers(
+        0, 255, (size[1], size[0], 3), np.uint8
+    )
     Image.fromarray(noise).save(path, **options)
     return path
 
@@ -40,13 +42,25 @@ def voc(path: Path, *objects: str, filename: str | None = None, size=(40, 30)) -
 
 def coco(path: Path, images: list, annotations: list, categories: list | None = None) -> Path:
     """A COCO file; an annotation is (image id, category id, bbox) or a whole dict."""
-    whole = [a if isinstance(a, dict) else {"id": i, "image_id": a[0], "category_id": a[1], "bbox": a[2]}
-             for i, a in enumerate(annotations, start=1)]
-    named = [image if isinstance(image, dict) else {"id": i, "file_name": image, "width": 40, "height": 30}
-             for i, image in enumerate(images, start=1)]
+    whole = [
+        a if isinstance(a, dict) else {"id": i, "image_id": a[0], "category_id": a[1], "bbox": a[2]}
+        for i, a in enumerate(annotations, start=1)
+    ]
+    named = [
+        image if isinstance(image, dict) else {"id": i, "file_name": image, "width": 40, "height": 30}
+        for i, image in enumerate(images, start=1)
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"images": named, "annotations": whole,
-                                "categories": categories or [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]}), "utf-8")
+    path.write_text(
+        json.dumps(
+            {
+                "images": named,
+                "annotations": whole,
+                "categories": categories or [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+            }
+        ),
+        "utf-8",
+    )
     return path
 
 
@@ -58,5 +72,8 @@ def said(found: ImageSet | list[Finding]) -> list[tuple[str, str]]:
 
 def boxes(image_set: ImageSet) -> dict[str, list[tuple]]:
     """Per picture id the (label, *box) of its objects."""
-    return {record.id: [(obj.label, *obj.box) for obj in record.objects]
-            for records in image_set.splits.values() for record in records}
+    return {
+        record.id: [(obj.label, *obj.box) for obj in record.objects]
+        for records in image_set.splits.values()
+        for record in records
+    }

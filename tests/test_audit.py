@@ -30,20 +30,26 @@ def kinds(found):
 
 def test_a_sound_set_has_no_findings(root):
     found = check(root, image_size=96, batch_size=4)
-    assert found.findings == [] and found.usable and (found.images_total, found.images_usable, found.objects_usable) == (6, 6, 6)
+    assert (
+        found.findings == []
+        and found.usable
+        and (found.images_total, found.images_usable, found.objects_usable) == (6, 6, 6)
+    )
     assert found.classes == {"cat": 3, "dog": 3}
 
 
 def test_broken_and_tiny_pictures_are_dropped_by_name(root):
     whole = (root / "1.jpg").read_bytes()
-    (root / "1.jpg").write_bytes(whole[:-len(whole) // 3])
+    (root / "1.jpg").write_bytes(whole[: -len(whole) // 3])
     (root / "2.jpg").write_bytes(b"")
     (root / "3.jpg").write_text("no picture")
     picture(root / "4.jpg", (3, 30))
     voc(root / "4.xml", voc_object((1, 1, 3, 20)), size=(3, 30))
     found = check(root)
     assert sorted((f.kind, f.action, f.file) for f in found.findings if f.action == "drop_image") == [
-        ("odd_shape", "drop_image", "4.jpg"), *[("unreadable_image", "drop_image", f"{i}.jpg") for i in (1, 2, 3)]]
+        ("odd_shape", "drop_image", "4.jpg"),
+        *[("unreadable_image", "drop_image", f"{i}.jpg") for i in (1, 2, 3)],
+    ]
     assert set(boxes(found.image_set)) == {"0.jpg", "5.jpg"} and found.images_total == 6
 
 
@@ -51,6 +57,7 @@ def test_modes_and_strips_are_noted_and_kept(root):
     picture(root / "0.jpg", (900, 20))
     voc(root / "0.xml", voc_object((100, 2, 300, 19)), size=(900, 20))
     from PIL import Image
+
     Image.new("L", (40, 30), 90).save(root / "1.jpg")
     found = check(root)
     assert said(found.findings) == [("converted_mode", "note"), ("odd_shape", "note")] and found.images_usable == 6
@@ -63,7 +70,9 @@ def test_copies_are_found_by_content_and_a_leak_is_said_first(tmp_path):
     (tmp_path / "val" / "c.png").write_bytes((tmp_path / "train" / "a.png").read_bytes() + b"metadata that differs")
     copies = [f for f in check(tmp_path).findings if f.kind == "duplicate_image"]
     assert [(f.file, f.value, "LEAK" in f.reason, "other boxes" in f.reason) for f in copies] == [
-        ("val/c.png", "train/a.png", True, True), ("train/b.png", "train/a.png", False, False)]
+        ("val/c.png", "train/a.png", True, True),
+        ("train/b.png", "train/a.png", False, False),
+    ]
     assert check(tmp_path).findings[0] == copies[0]
 
 
@@ -76,16 +85,28 @@ def test_objects_below_a_pixel_at_the_networks_size_are_set_aside(root):
     assert len(boxes(found.image_set)["0.jpg"]) == 1
 
 
-@pytest.mark.parametrize(("a", "b", "counts", "expected"), [
-    ("Cat", "cat", (50, 50), True), ("traffic light", "traffic_light", (9, 9), True), ("squaer", "square", (1, 5), True),
-    ("square", "squares", (1, 40), True), ("square", "squares", (40, 40), False), ("nine", "ten", (1, 1), False), ("RBC", "WBC", (1, 900), False),
-    ("type11", "type12", (1, 90), False), ("horse", "mouse", (1, 1), False)])
+@pytest.mark.parametrize(
+    ("a", "b", "counts", "expected"),
+    [
+        ("Cat", "cat", (50, 50), True),
+        ("traffic light", "traffic_light", (9, 9), True),
+        ("squaer", "square", (1, 5), True),
+        ("square", "squares", (1, 40), True),
+        ("square", "squares", (40, 40), False),
+        ("nine", "ten", (1, 1), False),
+        ("RBC", "WBC", (1, 900), False),
+        ("type11", "type12", (1, 90), False),
+        ("horse", "mouse", (1, 1), False),
+    ],
+)
 def test_class_names_that_look_alike(a, b, counts, expected):
     assert bool(alike(a, b, *counts)) == bool(alike(b, a, *counts[::-1])) == expected
 
 
 def test_one_slip():
-    assert one_slip("square", "squaer") and one_slip("cat", "cats") and one_slip("cats", "cat") and one_slip("cat", "bat")
+    assert (
+        one_slip("square", "squaer") and one_slip("cat", "cats") and one_slip("cats", "cat") and one_slip("cat", "bat")
+    )
     assert not one_slip("cat", "dog") and not one_slip("cat", "catty") and not one_slip("abcd", "badc")
 
 
@@ -93,12 +114,24 @@ def test_classes_are_counted_and_the_odd_ones_named(tmp_path):
     for name in "abc":
         picture(tmp_path / "train" / f"{name}.jpg")
     picture(tmp_path / "val" / "d.jpg")
-    coco(tmp_path / "train.json", ["a.jpg", "b.jpg", "c.jpg"], [(1, 1, [1, 2, 9, 9]), (2, 1, [5, 3, 12, 9]), (3, 2, [2, 8, 7, 15])],
-         [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "emu"))])
-    coco(tmp_path / "val.json", ["d.jpg"], [(1, 1, [4, 4, 20, 20])], [{"id": i, "name": name} for i, name in
-                                                                   enumerate(("cat", "dog", "emu"))])
+    coco(
+        tmp_path / "train.json",
+        ["a.jpg", "b.jpg", "c.jpg"],
+        [(1, 1, [1, 2, 9, 9]), (2, 1, [5, 3, 12, 9]), (3, 2, [2, 8, 7, 15])],
+        [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "emu"))],
+    )
+    coco(
+        tmp_path / "val.json",
+        ["d.jpg"],
+        [(1, 1, [4, 4, 20, 20])],
+        [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "emu"))],
+    )
     found = check(tmp_path)
-    assert {(f.kind, f.value) for f in found.findings} == {("unused_class", "cat"), ("rare_class", "emu"), ("missing_in_split", "validation")}
+    assert {(f.kind, f.value) for f in found.findings} == {
+        ("unused_class", "cat"),
+        ("rare_class", "emu"),
+        ("missing_in_split", "validation"),
+    }
     assert found.classes == {"cat": 0, "dog": 3, "emu": 1}
 
 
@@ -118,7 +151,7 @@ def test_a_target_far_out_is_named(tmp_path):
 
 
 def test_statistics_are_of_the_letterboxed_targets(root):
-    found = check(root, image_size=80)           # 40 x 30 pictures: twice as large, ten pixels of padding above
+    found = check(root, image_size=80)  # 40 x 30 pictures: twice as large, ten pixels of padding above
     x0, y0, x1, y1 = 2 * np.array([(a - 1, b - 1, c, d) for a, b, c, d in SPREAD], float).T
     assert found.statistics["targets"]["center_x"]["mean"] == pytest.approx(((x0 + x1) / 2).mean())
     assert found.statistics["targets"]["center_y"]["max"] == pytest.approx(((y0 + y1) / 2 + 10).max())
@@ -128,15 +161,23 @@ def test_statistics_are_of_the_letterboxed_targets(root):
 def test_an_unchanged_folder_is_remembered_and_only_changed_pictures_are_decoded(root, tmp_path, monkeypatch):
     looked = []
     look = audit_pictures.look
-    monkeypatch.setattr(audit_pictures, "look", lambda index, image, stamp: looked.append(image) or look(index, image, stamp))
+    monkeypatch.setattr(
+        audit_pictures, "look", lambda index, image, stamp: looked.append(image) or look(index, image, stamp)
+    )
     cache = tmp_path / "memory" / "audit.json"
-    (root / "0.xml").write_text((root / "0.xml").read_text().replace("</object>", "</object>" + voc_object((5, 5, 5, 9))))
+    (root / "0.xml").write_text(
+        (root / "0.xml").read_text().replace("</object>", "</object>" + voc_object((5, 5, 5, 9)))
+    )
     first = check(root, image_size=96, cache_path=cache)
     assert len(looked) == 6 and not first.remembered
     again = check(root, image_size=96, cache_path=cache)
     assert len(looked) == 6 and again.remembered
     assert (again.findings, again.image_set.splits, again.classes, again.statistics) == (
-        first.findings, first.image_set.splits, first.classes, first.statistics)
+        first.findings,
+        first.image_set.splits,
+        first.classes,
+        first.statistics,
+    )
     picture(root / "3.jpg", seed=99)
     assert not check(root, image_size=96, cache_path=cache).remembered and looked[6:] == ["3.jpg"]
     assert not check(root, image_size=64, cache_path=cache).remembered and len(looked) == 7
@@ -144,7 +185,9 @@ def test_an_unchanged_folder_is_remembered_and_only_changed_pictures_are_decoded
     assert not check(root, image_size=64, cache_path=cache).remembered
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', '{"version": null, "key": 1, "pictures": [], "audit": 3}'])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"version": 1}', '{"version": null, "key": 1, "pictures": [], "audit": 3}']
+)
 def test_a_damaged_memory_is_as_good_as_none(root, tmp_path, damage):
     cache = tmp_path / "audit.json"
     check(root, cache_path=cache)
@@ -184,17 +227,37 @@ def test_the_table_shows_the_worst_first_and_three_of_a_kind(root):
 def test_the_json_document_has_the_agreed_form(root):
     voc(root / "0.xml", voc_object((5, 5, 5, 9)), voc_object((2, 2, 9, 9), more="<difficult>1</difficult>"))
     document = json.loads(json.dumps(audit_show.document(check(root)), allow_nan=False))
-    assert list(document) == ["format", "images_total", "images_usable", "objects_total", "objects_usable", "classes", "sizes", "boxes",
-                              "findings"]
+    assert list(document) == [
+        "format",
+        "images_total",
+        "images_usable",
+        "objects_total",
+        "objects_usable",
+        "classes",
+        "sizes",
+        "boxes",
+        "findings",
+    ]
     assert (document["images_usable"], document["objects_total"], document["objects_usable"]) == (5, 7, 5)
     assert document["sizes"]["1.jpg"] == [40, 30] and document["boxes"]["1.jpg"] == [["cat", 4.0, 2.0, 15.0, 14.0]]
     assert "0.jpg" not in document["boxes"]
-    assert document["findings"][0] == {"file": "0.xml", "line": None, "object": 1, "kind": "zero_area", "value": "5 5 5 9",
-                                       "reason": "width 0", "action": "drop_object"}
+    assert document["findings"][0] == {
+        "file": "0.xml",
+        "line": None,
+        "object": 1,
+        "kind": "zero_area",
+        "value": "5 5 5 9",
+        "reason": "width 0",
+        "action": "drop_object",
+    }
 
 
 def test_the_page_stands_alone_and_escapes_what_the_data_says(root):
-    voc(root / "0.xml", voc_object((5, 5, 5, 9), "&lt;script&gt;alert(1)&lt;/script&gt;"), voc_object(SPREAD[0], "&lt;script&gt;x"))
+    voc(
+        root / "0.xml",
+        voc_object((5, 5, 5, 9), "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        voc_object(SPREAD[0], "&lt;script&gt;x"),
+    )
     text = audit_page.page(check(root, image_size=96))
     assert "<script" not in text and "&lt;script&gt;x" in text
     assert "http" not in text.replace("http://www.w3.org", "") and "src='data:image/jpeg;base64," in text
@@ -207,7 +270,7 @@ def test_a_thumbnail_shows_the_faulty_box_in_red_and_the_good_one_in_green(root)
     record = found.image_set.splits["all"][0]
     pixels = np.asarray(audit_page.thumbnail(record, record.path, found.findings[0])).astype(int)
     red = (pixels[..., 0] > 200) & (pixels[..., 1] < 90)
-    green = (abs(pixels - (0x35, 0xC4, 0x6A)).sum(2) < 20)
+    green = abs(pixels - (0x35, 0xC4, 0x6A)).sum(2) < 20
     assert red[40:80, 90:130].sum() > 20 and green[8:70, 8:70].sum() > 50
 
 

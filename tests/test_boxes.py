@@ -10,15 +10,32 @@ from finite.data import images
 from finite.data.boxes import NumberFault, corners, fits, judge, number, turn
 
 
-@pytest.mark.parametrize(("text", "value"), [("12", 12.0), (" 4.0e1\n", 40.0), ("-.5", -0.5), ("1.", 1.0), ("+3", 3.0), (7, 7.0)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("12", 12.0), (" 4.0e1\n", 40.0), ("-.5", -0.5), ("1.", 1.0), ("+3", 3.0), (7, 7.0)]
+)
 def test_decimal_text_is_a_number(text, value):
     assert number(text) == value
 
 
-@pytest.mark.parametrize(("value", "kind"), [("nan", "nonfinite"), ("-INF", "nonfinite"), ("1e400", "nonfinite"), ("1.#QNAN", "nonfinite"),
-                                             (math.inf, "nonfinite"), (10**400, "nonfinite"), ("1_000", "bad_number"),
-                                             ("\u0661\u0662", "bad_number"), ("", "bad_number"), ("0x10", "bad_number"), (None, "bad_number"),
-                                             (True, "bad_number"), ([1], "bad_number"), ("1,5", "bad_number")])
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("nan", "nonfinite"),
+        ("-INF", "nonfinite"),
+        ("1e400", "nonfinite"),
+        ("1.#QNAN", "nonfinite"),
+        (math.inf, "nonfinite"),
+        (10**400, "nonfinite"),
+        ("1_000", "bad_number"),
+        ("\u0661\u0662", "bad_number"),
+        ("", "bad_number"),
+        ("0x10", "bad_number"),
+        (None, "bad_number"),
+        (True, "bad_number"),
+        ([1], "bad_number"),
+        ("1,5", "bad_number"),
+    ],
+)
 def test_what_python_takes_but_no_number_is_refused(value, kind):
     with pytest.raises(NumberFault) as caught:
         number(value)
@@ -34,11 +51,24 @@ def test_all_forms_give_the_same_box():
     assert corners((11, 21, 40, 80), "xyxy", base=1) == wanted
 
 
-@pytest.mark.parametrize(("box", "kind", "kept"), [
-    ((5, 5, 20, 20), None, True), ((0, 0, 40, 30), None, True), ((5, 5, 5, 20), "zero_area", False), ((9, 9, 9, 9), "zero_area", False),
-    ((20, 5, 5, 20), "inverted", False), ((5, 5, 5.4, 20), "too_small", False), ((-2, 0, 20, 32), "clipped", True),
-    ((-2.1, 0, 20, 20), "outside", False), ((50, 5, 60, 20), "outside", False), ((40, 5, 42, 20), "outside", False),
-    ((0, 0, 1e30, 20), "outside", False), ((0, 0, math.nan, 20), "nonfinite", False), ((-0.01, 0, 20, 20), None, True)])
+@pytest.mark.parametrize(
+    ("box", "kind", "kept"),
+    [
+        ((5, 5, 20, 20), None, True),
+        ((0, 0, 40, 30), None, True),
+        ((5, 5, 5, 20), "zero_area", False),
+        ((9, 9, 9, 9), "zero_area", False),
+        ((20, 5, 5, 20), "inverted", False),
+        ((5, 5, 5.4, 20), "too_small", False),
+        ((-2, 0, 20, 32), "clipped", True),
+        ((-2.1, 0, 20, 20), "outside", False),
+        ((50, 5, 60, 20), "outside", False),
+        ((40, 5, 42, 20), "outside", False),
+        ((0, 0, 1e30, 20), "outside", False),
+        ((0, 0, math.nan, 20), "nonfinite", False),
+        ((-0.01, 0, 20, 20), None, True),
+    ],
+)
 def test_a_box_is_judged(box, kind, kept):
     judged = judge(box, 40, 30)
     assert judged.kind == kind and (judged.box is not None) == kept
@@ -47,7 +77,7 @@ def test_a_box_is_judged(box, kind, kept):
 
 
 def test_counting_from_one_makes_no_box_degenerate_or_clipped():
-    assert judge((503.0, 336.0, 504.0, 337.0), 640, 480, shrunk=1).kind == "zero_area"     # written 504 337 504 337
+    assert judge((503.0, 336.0, 504.0, 337.0), 640, 480, shrunk=1).kind == "zero_area"  # written 504 337 504 337
     assert judge((-1.0, -1.0, 20.0, 20.0), 40, 30, shrunk=1) == judge((0.0, 0.0, 20.0, 20.0), 40, 30)
 
 

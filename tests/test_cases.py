@@ -16,11 +16,11 @@ from finite.data.images import open_rgb
 
 ROOT = Path(__file__).parents[1]
 MAKER = ROOT.parent / "shared" / "cases" / "make_cases.py"
-NAMES = """voc_zero_area voc_inverted_outside voc_size_field voc_exif6_displayed voc_name_forms voc_names_odd voc_nested_boxes
-voc_tag_order_floats voc_one_based voc_label_typos voc_entities voc_path_escape coco_duplicate_ids coco_class_id_gaps
-coco_crowd_rle coco_missing_images coco_bad_numbers yolo_text_forms yolo_bom_crlf yolo_over_one yolo_duplicate_rows
-yolo_polygons yolo_negatives csv_dialects csv_xywh images_broken images_modes images_odd_sizes images_split_leak same_width
-batch_remainder_one one_class_only""".split()
+NAMES = """voc_zero_area voc_inverted_outside voc_size_field voc_exif6_displayed voc_name_forms voc_names_odd
+voc_nested_boxes voc_tag_order_floats voc_one_based voc_label_typos voc_entities voc_path_escape coco_duplicate_ids
+coco_class_id_gaps coco_crowd_rle coco_missing_images coco_bad_numbers yolo_text_forms yolo_bom_crlf yolo_over_one
+yolo_duplicate_rows yolo_polygons yolo_negatives csv_dialects csv_xywh images_broken images_modes images_odd_sizes
+images_split_leak same_width batch_remainder_one one_class_only""".split()
 
 pytestmark = pytest.mark.skipif(not MAKER.exists(), reason="the case generator is not beside this project")
 
@@ -68,16 +68,18 @@ def fits(found: dict, wanted: dict) -> bool:
     stem = Path(found["file"]).stem if found["file"] else None
     number = wanted.get("object", wanted.get("annotation_id"))
     texts = f"{found['value']} {found['reason']}"
-    return ((wanted["file"] is None or stem == Path(wanted["file"]).stem)
-            and found["kind"] in (wanted["kind"], *wanted.get("also_ok", ()))
-            and found["action"] in (wanted["action"], *wanted.get("also_action", ()))
-            and (number is None or found["object"] == number)
-            and ("line" not in wanted or found["line"] == wanted["line"])
-            and all(name in texts for name in wanted.get("names", ()))
-            and (found["value"] == wanted["target"] if "target" in wanted else True)
-            and (found["value"] == str(wanted["base"]) if "base" in wanted else True)
-            and (Path(found["value"]).name == wanted["same_as"] if "same_as" in wanted else True)
-            and (("LEAK" in found["reason"]) == wanted["crosses_split"] if "crosses_split" in wanted else True))
+    return (
+        (wanted["file"] is None or stem == Path(wanted["file"]).stem)
+        and found["kind"] in (wanted["kind"], *wanted.get("also_ok", ()))
+        and found["action"] in (wanted["action"], *wanted.get("also_action", ()))
+        and (number is None or found["object"] == number)
+        and ("line" not in wanted or found["line"] == wanted["line"])
+        and all(name in texts for name in wanted.get("names", ()))
+        and (found["value"] == wanted["target"] if "target" in wanted else True)
+        and (found["value"] == str(wanted["base"]) if "base" in wanted else True)
+        and (Path(found["value"]).name == wanted["same_as"] if "same_as" in wanted else True)
+        and (("LEAK" in found["reason"]) == wanted["crosses_split"] if "crosses_split" in wanted else True)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -85,8 +87,19 @@ def test_case_is_read_and_reported_as_expected(name, cases, tool, tmp_path, monk
     folder = cases / name
     case = json.loads((folder / "expected.json").read_text("utf-8"))
     expect = case["expect"]
-    monkeypatch.setattr(sys, "argv", ["check_dataset.py", str(folder / "data"), "--json", str(tmp_path / "o.json"),
-                                      "--html", str(tmp_path / "o.html"), "--all"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "check_dataset.py",
+            str(folder / "data"),
+            "--json",
+            str(tmp_path / "o.json"),
+            "--html",
+            str(tmp_path / "o.html"),
+            "--all",
+        ],
+    )
     opened.clear()
     code = tool.main()
     said = "".join(capsys.readouterr())
@@ -96,7 +109,9 @@ def test_case_is_read_and_reported_as_expected(name, cases, tool, tmp_path, monk
     for path in expect.get("must_not_read", ()):
         assert not any(name.endswith(path) for name in opened)
     for text in expect.get("must_not_leak", ()):
-        assert text not in said and text not in (tmp_path / "o.html").read_text("utf-8") and text not in json.dumps(report)
+        assert (
+            text not in said and text not in (tmp_path / "o.html").read_text("utf-8") and text not in json.dumps(report)
+        )
     assert report["format"] == case["format"] and report["images_total"] == expect["images_total"]
     findings = report["findings"]
     for wanted in expect["findings"]:
@@ -154,6 +169,8 @@ def test_category_ids_with_gaps_keep_their_names(cases):
 
 def test_a_sample_left_alone_in_the_last_batch_is_said(cases):
     def kinds(batch_size):
-        return [finding.kind for finding in check(cases / "batch_remainder_one" / "data", batch_size=batch_size).findings]
+        return [
+            finding.kind for finding in check(cases / "batch_remainder_one" / "data", batch_size=batch_size).findings
+        ]
 
     assert kinds(8).count("last_batch_of_one") == 1 and "last_batch_of_one" not in kinds(3)

@@ -25,26 +25,48 @@ def test_boxes_negatives_and_classes_are_read(root):
 
 
 def test_ids_with_gaps_map_to_positions_and_the_map_is_kept(root):
-    coco(root / "a.json", ["a.jpg", "b.jpg"], [(1, 7, [10, 5, 20, 15]), (2, 90, [10, 5, 20, 15])],
-         [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}])
+    coco(
+        root / "a.json",
+        ["a.jpg", "b.jpg"],
+        [(1, 7, [10, 5, 20, 15]), (2, 90, [10, 5, 20, 15])],
+        [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}],
+    )
     found = read(root)
     assert found.classes == ["cat", "dog"] and found.class_ids == {"cat": 7, "dog": 90}
     assert boxes(found)["images/a.jpg"] == [BOX] and boxes(found)["images/b.jpg"] == [("dog", *BOX[1:])]
 
 
-@pytest.mark.parametrize(("annotation", "finding"), [
-    ({"bbox": [1, 2, None, 4]}, "bad_number"), ({"bbox": [1, 2, 3]}, "bad_number"), ({"bbox": "1 2 3 4"}, "bad_number"), ({}, "missing_box"),
-    ({"bbox": [1, 2, float("nan"), 4]}, "nonfinite"), ({"bbox": [1, 2, 10**400, 4]}, "nonfinite"), ({"bbox": [1, 2, 1e30, 4]}, "outside"),
-    ({"bbox": [1, 2, 0, 4]}, "zero_area"), ({"bbox": [1, 2, -3, 4]}, "inverted"), ({"bbox": [1, 2, 0.5, 4]}, "too_small"),
-    ({"bbox": [1, 2, 9, 9], "category_id": 5}, "unknown_class"), ({"bbox": [1, 2, 9, 9], "category_id": [1]}, "unknown_class"),
-    ({"bbox": [1, 2, 9, 9], "iscrowd": 1}, "crowd"), ({"bbox": [1, 2, 9, 9], "image_id": 77}, "missing_image"),
-    ({"bbox": [1, 2, 9, 9], "image_id": None}, "missing_image"), ({"bbox": [10, 5, 20, 15]}, "duplicate_object")])
+@pytest.mark.parametrize(
+    ("annotation", "finding"),
+    [
+        ({"bbox": [1, 2, None, 4]}, "bad_number"),
+        ({"bbox": [1, 2, 3]}, "bad_number"),
+        ({"bbox": "1 2 3 4"}, "bad_number"),
+        ({}, "missing_box"),
+        ({"bbox": [1, 2, float("nan"), 4]}, "nonfinite"),
+        ({"bbox": [1, 2, 10**400, 4]}, "nonfinite"),
+        ({"bbox": [1, 2, 1e30, 4]}, "outside"),
+        ({"bbox": [1, 2, 0, 4]}, "zero_area"),
+        ({"bbox": [1, 2, -3, 4]}, "inverted"),
+        ({"bbox": [1, 2, 0.5, 4]}, "too_small"),
+        ({"bbox": [1, 2, 9, 9], "category_id": 5}, "unknown_class"),
+        ({"bbox": [1, 2, 9, 9], "category_id": [1]}, "unknown_class"),
+        ({"bbox": [1, 2, 9, 9], "iscrowd": 1}, "crowd"),
+        ({"bbox": [1, 2, 9, 9], "image_id": 77}, "missing_image"),
+        ({"bbox": [1, 2, 9, 9], "image_id": None}, "missing_image"),
+        ({"bbox": [10, 5, 20, 15]}, "duplicate_object"),
+    ],
+)
 def test_a_bad_annotation_is_named_by_its_id_and_its_neighbour_stays(root, annotation, finding):
     good = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 5, 20, 15]}
     coco(root / "a.json", ["a.jpg"], [good, {"id": 55, "image_id": 1, "category_id": 1, **annotation}])
     (root / "images" / "b.jpg").unlink()
     found = read(root)
-    assert said(found) == [(finding, "drop_object")] and found.findings[0].object == 55 and "55" in found.findings[0].reason
+    assert (
+        said(found) == [(finding, "drop_object")]
+        and found.findings[0].object == 55
+        and "55" in found.findings[0].reason
+    )
     assert [(obj.label, *obj.box) for obj in found.splits["all"][0].objects if not obj.ignore] == [BOX]
 
 
@@ -55,8 +77,11 @@ def test_a_picture_with_nothing_but_a_crowd_is_no_negative(root):
 
 def test_one_id_for_two_pictures_drops_both(root):
     picture(root / "images" / "c.jpg")
-    coco(root / "a.json", [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}, {"id": 2, "file_name": "c.jpg"}],
-         [GOOD, (2, 1, [10, 5, 20, 15])])
+    coco(
+        root / "a.json",
+        [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}, {"id": 2, "file_name": "c.jpg"}],
+        [GOOD, (2, 1, [10, 5, 20, 15])],
+    )
     found = read(root)
     assert said(found) == [("duplicate_id", "drop_image")] * 2 and boxes(found) == {"images/c.jpg": [BOX]}
 
@@ -64,12 +89,16 @@ def test_one_id_for_two_pictures_drops_both(root):
 def test_missing_and_unlisted_pictures_are_told_apart(root):
     coco(root / "a.json", ["a.jpg", "gone.jpg"], [GOOD, (2, 1, [10, 5, 20, 15])])
     found = read(root)
-    assert {(f.kind, f.action, f.file) for f in found.findings} == {("missing_image", "drop_image", "gone.jpg"),
-                                                                    ("missing_label", "note", "images/b.jpg")}
+    assert {(f.kind, f.action, f.file) for f in found.findings} == {
+        ("missing_image", "drop_image", "gone.jpg"),
+        ("missing_label", "note", "images/b.jpg"),
+    }
     assert set(boxes(found)) == {"images/a.jpg"}
 
 
-@pytest.mark.parametrize("written", ["images/a.jpg", r"images\a.jpg", "/home/me/set/images/a.jpg", r"D:\set\a.jpg", "A.JPG", "a%2Ejpg", "a"])
+@pytest.mark.parametrize(
+    "written", ["images/a.jpg", r"images\a.jpg", "/home/me/set/images/a.jpg", r"D:\set\a.jpg", "A.JPG", "a%2Ejpg", "a"]
+)
 def test_any_written_path_finds_the_picture(root, written):
     coco(root / "ann" / "a.json", [written], [GOOD])
     assert boxes(read(root)) == {"images/a.jpg": [BOX]}
@@ -88,7 +117,9 @@ def test_files_of_splits_with_equal_picture_names_stay_apart(tmp_path):
         coco(tmp_path / "annotations" / f"person_keypoints_{split}.json", ["1.jpg"], [GOOD])
     found = read(tmp_path)
     assert {split: [r.id for r in records] for split, records in found.splits.items()} == {
-        "train": ["train2017/1.jpg"], "validation": ["val2017/1.jpg"]} and said(found) == []
+        "train": ["train2017/1.jpg"],
+        "validation": ["val2017/1.jpg"],
+    } and said(found) == []
 
 
 def test_a_picture_in_two_splits_is_a_leak_and_stays_in_the_first(root):
@@ -103,7 +134,11 @@ def test_corners_taken_for_width_and_height_are_refused_once(root):
     annotations = [(1 + i % 2, 1, [15 + i, 12 + i, 35 + i % 4, 28]) for i in range(8)]
     coco(root / "a.json", ["a.jpg", "b.jpg"], annotations)
     found = read(root)
-    assert said(found) == [("format_mixup", "refuse")] and "right, bottom" in found.findings[0].reason and boxes(found) == {}
+    assert (
+        said(found) == [("format_mixup", "refuse")]
+        and "right, bottom" in found.findings[0].reason
+        and boxes(found) == {}
+    )
 
 
 def test_conflicting_names_of_one_category_are_refused(root):
@@ -112,7 +147,9 @@ def test_conflicting_names_of_one_category_are_refused(root):
     assert ("duplicate_id", "refuse") in said(read(root))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"images": 3, "annotations": []}', "[" * 100_000, '{"images": [], "annotations": "x", "a": 1'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"images": 3, "annotations": []}', "[" * 100_000, '{"images": [], "annotations": "x", "a": 1']
+)
 def test_a_broken_file_is_named_and_costs_no_traceback(root, text):
     (root / "a.json").write_text(text + ' "images" "annotations"')
     coco(root / "good.json", ["a.jpg"], [GOOD])
@@ -121,14 +158,25 @@ def test_a_broken_file_is_named_and_costs_no_traceback(root, text):
 
 
 def test_half_characters_in_names_do_not_break_what_is_written_later(root):
-    (root / "a.json").write_text(json.dumps({"images": [{"id": 1, "file_name": "a.jpg"}], "categories": [{"id": 1, "name": "\ud800cat"}],
-                                             "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 9, 9]}]}))
+    (root / "a.json").write_text(
+        json.dumps(
+            {
+                "images": [{"id": 1, "file_name": "a.jpg"}],
+                "categories": [{"id": 1, "name": "\ud800cat"}],
+                "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 9, 9]}],
+            }
+        )
+    )
     found = read(root)
     assert repr(found).encode("utf-8") and found.classes == ["?cat"]
 
 
 def test_forty_thousand_annotations_take_seconds(root):
-    coco(root / "a.json", ["a.jpg", "b.jpg"], [(1 + i % 2, 1 + i % 2, [i % 30 / 2, i % 20 / 2, 5 + i / 1e6, 5]) for i in range(40_000)])
+    coco(
+        root / "a.json",
+        ["a.jpg", "b.jpg"],
+        [(1 + i % 2, 1 + i % 2, [i % 30 / 2, i % 20 / 2, 5 + i / 1e6, 5]) for i in range(40_000)],
+    )
     began = time.process_time()
     assert sum(map(len, boxes(read(root)).values())) == 40_000
     assert time.process_time() - began < 8

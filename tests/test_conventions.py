@@ -11,8 +11,10 @@ SIZE = (200, 100)
 def spread(count=60):
     """Boxes (left, top, width, height) all over the picture."""
     rng = random.Random(5)
-    return [(x, y, rng.randint(5, 200 - x), rng.randint(5, 100 - y)) for x, y in
-            ((rng.randint(0, 190), rng.randint(0, 90)) for _ in range(count))]
+    return [
+        (x, y, rng.randint(5, 200 - x), rng.randint(5, 100 - y))
+        for x, y in ((rng.randint(0, 190), rng.randint(0, 90)) for _ in range(count))
+    ]
 
 
 def written(box, form):
@@ -52,8 +54,16 @@ def test_class_numbers_from_one_are_told_from_a_slip():
     assert classes_from_one([1, 2, 3, 4], 3, None) is None
 
 
-@pytest.mark.parametrize(("boxes", "value"), [([(0, 5, 9, 9)], "0"), ([(1, 5, 9, 100)], "1"), ([(3, 5, 9, 9)], None), ([(1, 5, 9, 9)], None),
-                                              ([(0, 1, 200, 100), (1, 1, 9, 100), (1, 2, 9, 9)], "1")])
+@pytest.mark.parametrize(
+    ("boxes", "value"),
+    [
+        ([(0, 5, 9, 9)], "0"),
+        ([(1, 5, 9, 100)], "1"),
+        ([(3, 5, 9, 9)], None),
+        ([(1, 5, 9, 9)], None),
+        ([(0, 1, 200, 100), (1, 1, 9, 100), (1, 2, 9, 9)], "1"),
+    ],
+)
 def test_the_origin_is_only_told_with_evidence(boxes, value):
     notes = origin_note([(SIZE, boxes)], Convention("xyxy", base=1, counts_from=1))
     assert [note.value for note in notes] == ([value] if value else [])
@@ -61,4 +71,6 @@ def test_the_origin_is_only_told_with_evidence(boxes, value):
 
 def test_all_forms_agree():
     for box in spread(9):
-        assert corners(written(box, "xyxy"), "xyxy") == corners(box, "xywh") == corners(written(box, "cxcywh"), "cxcywh")
+        assert (
+            corners(written(box, "xyxy"), "xyxy") == corners(box, "xywh") == corners(written(box, "cxcywh"), "cxcywh")
+        )

@@ -8,6 +8,7 @@ from small_sets import boxes, coco, picture, said, voc, voc_object
 from finite.data.folder import read_folder
 from finite.errors import UserError
 
+
 @pytest.mark.parametrize("kind", ["coco", "voc", "yolo", "csv"])
 def test_the_format_is_found_by_looking(tmp_path, kind):
     picture(tmp_path / "images" / "a.jpg")
@@ -43,7 +44,9 @@ def test_one_annotation_file_can_be_given(tmp_path):
     picture(tmp_path / "images" / "a.jpg")
     for name, width in (("one", 20), ("two", 10)):
         coco(tmp_path / "annotations" / f"{name}.json", ["a.jpg"], [(1, 1, [10, 5, width, 15])])
-    assert boxes(read_folder(tmp_path / "annotations" / "two.json")) == {"images/a.jpg": [("cat", 10.0, 5.0, 20.0, 20.0)]}
+    assert boxes(read_folder(tmp_path / "annotations" / "two.json")) == {
+        "images/a.jpg": [("cat", 10.0, 5.0, 20.0, 20.0)]
+    }
     with pytest.raises(UserError, match="not an annotation file"):
         read_folder(tmp_path / "images" / "a.jpg")
 
@@ -68,7 +71,11 @@ def test_a_name_of_undecodable_bytes_can_be_used_and_printed(tmp_path):
     picture(tmp_path / "x.jpg")
     os.rename(os.fsencode(tmp_path / "x.jpg"), os.fsencode(tmp_path) + b"/caf\xe9.jpg")
     with open(os.fsencode(tmp_path) + b"/caf\xe9.xml", "wb") as file:
-        file.write(f"<annotation><size><width>40</width><height>30</height></size>{voc_object((11, 6, 30, 20))}</annotation>".encode())
+        file.write(
+            b"<annotation><size><width>40</width><height>30</height></size>"
+            + voc_object((11, 6, 30, 20)).encode()
+            + b"</annotation>"
+        )
     record = read_folder(tmp_path).splits["all"][0]
     assert record.id == "caf%E9.jpg" and record.id.encode() and record.path.exists()
 

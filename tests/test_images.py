@@ -70,12 +70,28 @@ def test_what_is_transparent_lies_on_white(tmp_path):
     assert (found[0] == (10, 20, 30)).all() and (found[1:] == 255).all()
 
 
-@pytest.mark.parametrize(("mode", "name"), [("CMYK", "a.jpg"), ("L", "a.jpg"), ("1", "a.png"), ("P", "a.gif"), ("LA", "a.png"),
-                                           ("YCbCr", "a.jpg"), ("LAB", "a.tif"), ("P", "a.png")])
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        ("CMYK", "a.jpg"),
+        ("L", "a.jpg"),
+        ("1", "a.png"),
+        ("P", "a.gif"),
+        ("LA", "a.png"),
+        ("YCbCr", "a.jpg"),
+        ("LAB", "a.tif"),
+        ("P", "a.png"),
+    ],
+)
 def test_every_mode_becomes_rgb_of_the_same_brightness(tmp_path, mode, name):
     source = Image.new("RGB", (16, 16), (255, 255, 255) if mode == "1" else (180, 160, 140))
-    lab = images.ImageCms.profileToProfile(source, images.ImageCms.createProfile("sRGB"), images.ImageCms.createProfile("LAB"),
-                                           outputMode="LAB") if mode == "LAB" else None
+    lab = (
+        images.ImageCms.profileToProfile(
+            source, images.ImageCms.createProfile("sRGB"), images.ImageCms.createProfile("LAB"), outputMode="LAB"
+        )
+        if mode == "LAB"
+        else None
+    )
     (lab or source.convert(mode)).save(tmp_path / name)
     image = open_rgb(tmp_path / name)
     assert image.mode == "RGB" and abs(np.asarray(image).mean() - np.asarray(source).mean()) < 8
@@ -100,8 +116,15 @@ def test_the_limit_holds_for_honest_large_pictures_too(tmp_path, monkeypatch):
     assert loaded == []
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"", "empty"), (b"hello", "not a picture"), (None, "no such file"),
-                                                 (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"hello", "not a picture"),
+        (None, "no such file"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a picture"),
+    ],
+)
 def test_what_is_no_picture_is_named_with_its_reason(tmp_path, content, reason):
     path = tmp_path / "a.jpg"
     if content is not None:
@@ -120,8 +143,13 @@ def test_a_truncated_picture_is_refused(tmp_path, name):
 
 
 def test_damaged_pictures_never_raise_anything_else(tmp_path):
-    blobs = [turned(tmp_path / "a.jpg", 6).read_bytes(), *(picture(tmp_path / f"a.{end}").read_bytes()
-                                                         for end in ("png", "gif", "tif", "bmp", "webp", "ppm", "tga", "jp2"))]
+    blobs = [
+        turned(tmp_path / "a.jpg", 6).read_bytes(),
+        *(
+            picture(tmp_path / f"a.{end}").read_bytes()
+            for end in ("png", "gif", "tif", "bmp", "webp", "ppm", "tga", "jp2")
+        ),
+    ]
     opened = 0
     for seed in range(600):
         rng = random.Random(seed)

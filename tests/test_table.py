@@ -20,13 +20,22 @@ def table(root, text, name="labels.csv", encoding="utf-8"):
     return read(root)
 
 
-@pytest.mark.parametrize("text", [
-    HEADER + ROW, HEADER.replace(",", ";") + ROW.replace(",", ";"), HEADER.replace(",", "\t") + ROW.replace(",", "\t"),
-    " Image , Label,XMin,Y Min,X_Max,YMAX\r\n\"a.jpg\", cat,\"10\",5.0,3e1,20\r\n\r\n", "# made by me\nsep=;\n" + HEADER.replace(",", ";")
-    + ROW.replace(",", ";").replace("10", "10,0"), "filename,width,height,class,xmin,ymin,xmax,ymax\na.jpg,40,30,cat,10,5,30,20\n",
-    "name,x,y,w,h,category\na.jpg,10,5,20,15,cat\n", "file,cx,cy,width,height,class\na.jpg,20,12.5,20,15,cat\n",
-    "ImageID,LabelName,XMin,XMax,YMin,YMax\na,cat,0.25,0.75,0.16666667,0.66666667\n",
-    "path,x1,y1,x2,y2,class_name\nC:\\me\\a.jpg,10,5,30,20,cat\n", "image_id,label,bbox\na,cat,\"[10, 5, 20, 15]\"\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER + ROW,
+        HEADER.replace(",", ";") + ROW.replace(",", ";"),
+        HEADER.replace(",", "\t") + ROW.replace(",", "\t"),
+        ' Image , Label,XMin,Y Min,X_Max,YMAX\r\n"a.jpg", cat,"10",5.0,3e1,20\r\n\r\n',
+        "# made by me\nsep=;\n" + HEADER.replace(",", ";") + ROW.replace(",", ";").replace("10", "10,0"),
+        "filename,width,height,class,xmin,ymin,xmax,ymax\na.jpg,40,30,cat,10,5,30,20\n",
+        "name,x,y,w,h,category\na.jpg,10,5,20,15,cat\n",
+        "file,cx,cy,width,height,class\na.jpg,20,12.5,20,15,cat\n",
+        "ImageID,LabelName,XMin,XMax,YMin,YMax\na,cat,0.25,0.75,0.16666667,0.66666667\n",
+        "path,x1,y1,x2,y2,class_name\nC:\\me\\a.jpg,10,5,30,20,cat\n",
+        'image_id,label,bbox\na,cat,"[10, 5, 20, 15]"\n',
+    ],
+)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_every_dialect_gives_the_same_box(root, text, encoding):
     found = table(root, text, encoding=encoding)
@@ -36,7 +45,7 @@ def test_every_dialect_gives_the_same_box(root, text, encoding):
 
 def test_names_with_separators_and_legacy_letters_are_read(root):
     picture(root / "pics" / "caf\u00e9.jpg")
-    found = table(root, HEADER + "\"b,c.jpg\",cat,10,5,30,20\ncaf\u00e9.jpg,cat,10,5,30,20\n", encoding="cp1252")
+    found = table(root, HEADER + '"b,c.jpg",cat,10,5,30,20\ncaf\u00e9.jpg,cat,10,5,30,20\n', encoding="cp1252")
     assert {"pics/b,c.jpg", "pics/caf\u00e9.jpg"} == set(boxes(found)) and ("bad_encoding", "fix") in said(found)
 
 
@@ -51,10 +60,21 @@ def test_unknown_columns_are_refused_with_the_names_that_are_wanted(root, text):
     assert said(found)[0] == ("bad_header", "refuse") and "xmin" in found.findings[0].reason and boxes(found) == {}
 
 
-@pytest.mark.parametrize(("row", "kind"), [
-    ("a.jpg,dog,10,5,x,20", "bad_number"), ("a.jpg,dog,10,5,,20", "missing_box"), ("a.jpg,dog,,,,", "missing_box"), ("a.jpg,dog,10,5", "missing_box"),
-    ("a.jpg,dog,nan,5,30,20", "nonfinite"), ("a.jpg,dog,30,5,10,20", "inverted"), ("a.jpg,dog,10,5,10,20", "zero_area"),
-    ("a.jpg,,10,5,30,20", "missing_class"), (",dog,10,5,30,20", "missing_image"), ("a.jpg,cat,10.0,5,30,20", "duplicate_object")])
+@pytest.mark.parametrize(
+    ("row", "kind"),
+    [
+        ("a.jpg,dog,10,5,x,20", "bad_number"),
+        ("a.jpg,dog,10,5,,20", "missing_box"),
+        ("a.jpg,dog,,,,", "missing_box"),
+        ("a.jpg,dog,10,5", "missing_box"),
+        ("a.jpg,dog,nan,5,30,20", "nonfinite"),
+        ("a.jpg,dog,30,5,10,20", "inverted"),
+        ("a.jpg,dog,10,5,10,20", "zero_area"),
+        ("a.jpg,,10,5,30,20", "missing_class"),
+        (",dog,10,5,30,20", "missing_image"),
+        ("a.jpg,cat,10.0,5,30,20", "duplicate_object"),
+    ],
+)
 def test_a_bad_row_is_named_by_its_line_and_its_neighbour_stays(root, row, kind):
     found = table(root, HEADER + ROW + row + "\n")
     bad = [f for f in found.findings if f.kind != "missing_label"]
@@ -81,12 +101,14 @@ def test_width_and_height_called_corners_are_refused_once(root):
 
 
 def test_splits_come_from_a_column_or_the_files_names(root):
-    found = table(root, HEADER.strip() + ",split\n" + ROW.strip() + ",train\n\"b,c.jpg\",cat,10,5,30,20,val\n")
-    assert {split: [r.id for r in records] for split, records in found.splits.items()} == {"train": ["pics/a.jpg"],
-                                                                                         "validation": ["pics/b,c.jpg"]}
+    found = table(root, HEADER.strip() + ",split\n" + ROW.strip() + ',train\n"b,c.jpg",cat,10,5,30,20,val\n')
+    assert {split: [r.id for r in records] for split, records in found.splits.items()} == {
+        "train": ["pics/a.jpg"],
+        "validation": ["pics/b,c.jpg"],
+    }
     table(root, HEADER + ROW, "train_labels.csv")
     (root / "labels.csv").unlink()
-    found = table(root, HEADER + "\"b,c.jpg\",cat,10,5,30,20\n", "test_labels.csv")
+    found = table(root, HEADER + '"b,c.jpg",cat,10,5,30,20\n', "test_labels.csv")
     assert {split: len(records) for split, records in found.splits.items()} == {"train": 1, "test": 1}
 
 
@@ -94,5 +116,7 @@ def test_a_table_that_repeats_another_is_read_once_and_other_tables_are_left_alo
     (root / "copy.csv").write_text(HEADER.replace(",", ";") + ROW.replace(",", ";"))
     (root / "results.csv").write_text("epoch,loss\n1,2\n")
     found = table(root, HEADER + ROW)
-    assert boxes(found) == {"pics/a.jpg": [BOX]} and {("duplicate_id", "note"), ("bad_header", "note")} <= set(said(found))
+    assert boxes(found) == {"pics/a.jpg": [BOX]} and {("duplicate_id", "note"), ("bad_header", "note")} <= set(
+        said(found)
+    )
     assert not any(f.kind == "duplicate_object" for f in found.findings)

@@ -23,7 +23,10 @@ def test_the_origin_is_told_from_the_data_and_said_when_the_setting_differs(tmp_
     assert "voc_base" not in read(tmp_path, voc_base=0).findings[0].reason
 
 
-@pytest.mark.parametrize(("xml", "image"), [("Annotations/a.xml", "JPEGImages/a.JPG"), ("a.xml", "a.jpeg"), ("labels/x/a.xml", "pics/x/a.PNG")])
+@pytest.mark.parametrize(
+    ("xml", "image"),
+    [("Annotations/a.xml", "JPEGImages/a.JPG"), ("a.xml", "a.jpeg"), ("labels/x/a.xml", "pics/x/a.PNG")],
+)
 def test_the_picture_is_found_in_any_layout(tmp_path, xml, image):
     picture(tmp_path / image, format="PNG")
     voc(tmp_path / xml, GOOD)
@@ -60,16 +63,28 @@ def test_a_picture_annotated_twice_keeps_the_file_that_has_its_name(tmp_path):
     voc(tmp_path / "a.xml", voc_object((1, 1, 9, 9)), filename="b.jpg")
     voc(tmp_path / "b.xml", GOOD)
     found = read(tmp_path)
-    assert boxes(found) == {"b.jpg": [BOX]} and [(f.kind, f.file) for f in found.findings] == [("duplicate_id", "a.xml")]
+    assert boxes(found) == {"b.jpg": [BOX]} and [(f.kind, f.file) for f in found.findings] == [
+        ("duplicate_id", "a.xml")
+    ]
 
 
-@pytest.mark.parametrize(("objects", "finding"), [
-    (voc_object((5, 5, 5, 20)), ("zero_area", "drop_object")), (voc_object((20, 5, 5, 20)), ("inverted", "drop_object")),
-    (voc_object((20, 5, 80, 20)), ("outside", "drop_object")), (voc_object((20, 5, 41, 20)), ("clipped", "fix")),
-    (voc_object(("nan", 5, 9, 20)), ("nonfinite", "drop_object")), (voc_object(("x", 5, 9, 20)), ("bad_number", "drop_object")),
-    ("<object><name>cat</name></object>", ("missing_box", "drop_object")), (voc_object((5, 5, 9)), ("missing_box", "drop_object")),
-    ("<object><name>cat</name><bndbox/><bndbox/></object>", ("several_boxes", "drop_object")), (GOOD, ("duplicate_object", "drop_object")),
-    (voc_object((5, 5, 20, 20), name="  "), ("missing_class", "drop_object")), (voc_object((5, 5, 20, 20), " cat"), ("label_whitespace", "fix"))])
+@pytest.mark.parametrize(
+    ("objects", "finding"),
+    [
+        (voc_object((5, 5, 5, 20)), ("zero_area", "drop_object")),
+        (voc_object((20, 5, 5, 20)), ("inverted", "drop_object")),
+        (voc_object((20, 5, 80, 20)), ("outside", "drop_object")),
+        (voc_object((20, 5, 41, 20)), ("clipped", "fix")),
+        (voc_object(("nan", 5, 9, 20)), ("nonfinite", "drop_object")),
+        (voc_object(("x", 5, 9, 20)), ("bad_number", "drop_object")),
+        ("<object><name>cat</name></object>", ("missing_box", "drop_object")),
+        (voc_object((5, 5, 9)), ("missing_box", "drop_object")),
+        ("<object><name>cat</name><bndbox/><bndbox/></object>", ("several_boxes", "drop_object")),
+        (GOOD, ("duplicate_object", "drop_object")),
+        (voc_object((5, 5, 20, 20), name="  "), ("missing_class", "drop_object")),
+        (voc_object((5, 5, 20, 20), " cat"), ("label_whitespace", "fix")),
+    ],
+)
 def test_a_bad_object_is_named_and_its_neighbour_stays(tmp_path, objects, finding):
     picture(tmp_path / "a.jpg")
     voc(tmp_path / "a.xml", GOOD, objects)
@@ -108,22 +123,38 @@ def test_xml_with_entities_is_refused_unread_and_the_others_are_used(tmp_path):
         picture(tmp_path / f"{name}.jpg")
     bomb = "".join(f'<!ENTITY e{i} "{f"&e{i - 1};" * 10}">' for i in range(1, 9))
     (tmp_path / "a.xml").write_text(f'<!DOCTYPE annotation [<!ENTITY e0 "x">{bomb}]><annotation>&e8;</annotation>')
-    (tmp_path / "b.xml").write_text(f'<!DOCTYPE annotation [<!ENTITY s SYSTEM "{secret}">]><annotation>{GOOD.replace("cat", "&s;")}</annotation>')
+    (tmp_path / "b.xml").write_text(
+        f'<!DOCTYPE annotation [<!ENTITY s SYSTEM "{secret}">]><annotation>{GOOD.replace("cat", "&s;")}</annotation>'
+    )
     (tmp_path / "c.xml").write_text(f"<?xml version='1.0'?><!DOCTYPE annotation><annotation>{GOOD}</annotation>")
     found = read(tmp_path)
-    assert [(f.kind, f.file) for f in found.findings if f.kind == "xml_entity"] == [("xml_entity", "a.xml"), ("xml_entity", "b.xml")]
+    assert [(f.kind, f.file) for f in found.findings if f.kind == "xml_entity"] == [
+        ("xml_entity", "a.xml"),
+        ("xml_entity", "b.xml"),
+    ]
     assert set(boxes(found)) == {"c.jpg"} and "SECRET" not in repr(found)
 
 
-@pytest.mark.parametrize(("head", "codec", "finding"), [
-    ("", "utf-8-sig", []), ("", "utf-16", []), ("<?xml version='1.0' encoding='gb2312'?>\r\n", "gb2312", []),
-    ("<?xml version='1.0' encoding='utf-16'?>", "utf-8", []), ("", "gb18030", [("bad_encoding", "fix")]),
-    ("<?xml version='1.0' encoding='utf-8'?>", "gb18030", [("bad_encoding", "fix")])])
+@pytest.mark.parametrize(
+    ("head", "codec", "finding"),
+    [
+        ("", "utf-8-sig", []),
+        ("", "utf-16", []),
+        ("<?xml version='1.0' encoding='gb2312'?>\r\n", "gb2312", []),
+        ("<?xml version='1.0' encoding='utf-16'?>", "utf-8", []),
+        ("", "gb18030", [("bad_encoding", "fix")]),
+        ("<?xml version='1.0' encoding='utf-8'?>", "gb18030", [("bad_encoding", "fix")]),
+    ],
+)
 def test_encodings_are_read_and_the_undeclared_ones_said(tmp_path, head, codec, finding):
     picture(tmp_path / "a.jpg")
     name = "\u56fe\u7247\u6807\u6ce8"
-    (tmp_path / "a.xml").write_bytes((head + f"<annotation><size><width>40</width><height>30</height></size>"
-                                      f"{GOOD.replace('cat', name)}</annotation>").encode(codec))
+    (tmp_path / "a.xml").write_bytes(
+        (
+            head + f"<annotation><size><width>40</width><height>30</height></size>"
+            f"{GOOD.replace('cat', name)}</annotation>"
+        ).encode(codec)
+    )
     found = read(tmp_path)
     assert found.classes == [name] and said(found) == finding
 
@@ -134,7 +165,9 @@ def test_a_bare_ampersand_is_mended_and_broken_xml_named(tmp_path):
     voc(tmp_path / "x&y.xml", GOOD, filename="x&y.jpg")
     (tmp_path / "b.xml").write_text("<annotation><object>")
     found = read(tmp_path)
-    assert said(found) == [("unreadable_label", "drop_file"), ("unreadable_label", "fix")] and set(boxes(found)) == {"x&y.jpg"}
+    assert said(found) == [("unreadable_label", "drop_file"), ("unreadable_label", "fix")] and set(boxes(found)) == {
+        "x&y.jpg"
+    }
 
 
 def test_a_name_that_leads_out_is_never_opened(tmp_path):
@@ -146,10 +179,16 @@ def test_a_name_that_leads_out_is_never_opened(tmp_path):
     assert ("path_escape", "drop_file") in said(found) and boxes(found) == {}
 
 
-@pytest.mark.parametrize(("size", "box", "finding", "kept"), [
-    (None, (11, 6, 30, 20), ("size_missing", "note"), True), ((0, 0), (11, 6, 30, 20), ("size_missing", "note"), True),
-    ((41, 30), (11, 6, 30, 20), ("size_mismatch", "note"), True), ((30, 40), (11, 6, 30, 20), ("size_mismatch", "note"), True),
-    ((80, 60), (41, 32, 70, 59), ("size_mismatch", "drop_image"), False)])
+@pytest.mark.parametrize(
+    ("size", "box", "finding", "kept"),
+    [
+        (None, (11, 6, 30, 20), ("size_missing", "note"), True),
+        ((0, 0), (11, 6, 30, 20), ("size_missing", "note"), True),
+        ((41, 30), (11, 6, 30, 20), ("size_mismatch", "note"), True),
+        ((30, 40), (11, 6, 30, 20), ("size_mismatch", "note"), True),
+        ((80, 60), (41, 32, 70, 59), ("size_mismatch", "drop_image"), False),
+    ],
+)
 def test_the_size_comes_from_the_picture(tmp_path, size, box, finding, kept):
     picture(tmp_path / "a.jpg")
     voc(tmp_path / "a.xml", voc_object(box), size=size)
@@ -158,16 +197,24 @@ def test_the_size_comes_from_the_picture(tmp_path, size, box, finding, kept):
 
 
 def test_pictures_scaled_like_one_whose_boxes_prove_it_are_dropped_with_it(tmp_path):
-    for name, box, size in (("a", (41, 32, 70, 59), (80, 60)), ("b", (11, 6, 30, 20), (80, 60)), ("c", (11, 6, 30, 20), (40, 30))):
+    for name, box, size in (
+        ("a", (41, 32, 70, 59), (80, 60)),
+        ("b", (11, 6, 30, 20), (80, 60)),
+        ("c", (11, 6, 30, 20), (40, 30)),
+    ):
         picture(tmp_path / f"{name}.jpg")
         voc(tmp_path / f"{name}.xml", voc_object(box), size=size)
     assert set(boxes(read(tmp_path))) == {"c.jpg"}
 
 
-@pytest.mark.parametrize(("size", "box", "finding", "wanted"), [
-    ((30, 40), (6, 11, 20, 30), "exif_rotated", ("cat", 5, 10, 20, 30)),        # annotated upright
-    ((40, 30), (11, 6, 30, 20), "exif_rotated", ("cat", 10, 10, 25, 30)),       # annotated as stored: the box turns too
-    (None, (32, 6, 39, 20), "exif_rotated", ("cat", 10, 31, 25, 39))])          # only the stored frame holds the box
+@pytest.mark.parametrize(
+    ("size", "box", "finding", "wanted"),
+    [
+        ((30, 40), (6, 11, 20, 30), "exif_rotated", ("cat", 5, 10, 20, 30)),  # annotated upright
+        ((40, 30), (11, 6, 30, 20), "exif_rotated", ("cat", 10, 10, 25, 30)),  # annotated as stored: the box turns too
+        (None, (32, 6, 39, 20), "exif_rotated", ("cat", 10, 31, 25, 39)),
+    ],
+)  # only the stored frame holds the box
 def test_the_frame_of_the_boxes_is_told_from_size_or_boxes(tmp_path, size, box, finding, wanted):
     turned(tmp_path / "a.jpg", 6)
     voc(tmp_path / "a.xml", voc_object(box), size=size)
@@ -181,7 +228,7 @@ def test_undecidable_frames_follow_the_others_or_are_said_to_be_ambiguous(tmp_pa
     voc(tmp_path / "a.xml", GOOD)
     assert said(read(tmp_path)) == [("exif_ambiguous", "note")] and boxes(read(tmp_path))["a.jpg"] == [BOX]
     turned(tmp_path / "b.jpg", 6)
-    voc(tmp_path / "b.xml", GOOD)           # annotated as stored
+    voc(tmp_path / "b.xml", GOOD)  # annotated as stored
     assert boxes(read(tmp_path))["a.jpg"] == [("cat", 10.0, 10.0, 30.0, 25.0)]
 
 
@@ -191,12 +238,19 @@ def test_image_sets_give_the_splits(tmp_path):
         voc(tmp_path / f"Annotations/{name} {name}.xml", GOOD)
     lists = tmp_path / "ImageSets" / "Main"
     lists.mkdir(parents=True)
-    for name, text in (("train", "a a\r\nb b.jpg\r\n"), ("val", "c c 1\n"), ("trainval", "a a\nb b\nc c\n"), ("cat_train", "d d -1\n"),
-                       ("test", "\ufeffgone\nb b\n")):
+    for name, text in (
+        ("train", "a a\r\nb b.jpg\r\n"),
+        ("val", "c c 1\n"),
+        ("trainval", "a a\nb b\nc c\n"),
+        ("cat_train", "d d -1\n"),
+        ("test", "\ufeffgone\nb b\n"),
+    ):
         (lists / f"{name}.txt").write_text(text, "utf-8")
     found = read(tmp_path)
-    assert {split: [r.id[11:] for r in records] for split, records in found.splits.items()} == {"train": ["a a.jpg", "b b.jpg"],
-                                                                                                 "validation": ["c c.jpg"]}
+    assert {split: [r.id[11:] for r in records] for split, records in found.splits.items()} == {
+        "train": ["a a.jpg", "b b.jpg"],
+        "validation": ["c c.jpg"],
+    }
     assert said(found) == [("duplicate_image", "note"), ("missing_image", "note"), ("unlisted_image", "drop_image")]
     assert any("LEAK" in f.reason for f in found.findings)
 
@@ -205,5 +259,9 @@ def test_real_cards_and_blood_cells_report_their_known_quirks_and_nothing_else(s
     cards, blood = read(shared / "data" / "cards" / "train"), read(shared / "data" / "blood")
     assert said(cards) == [("coordinate_base", "note")] and sum(map(len, boxes(cards).values())) == 527
     assert said(blood) == [("coordinate_base", "note")] + [("zero_area", "drop_object")] * 2
-    assert {split: len(records) for split, records in blood.splits.items()} == {"train": 205, "validation": 87, "test": 72}
+    assert {split: len(records) for split, records in blood.splits.items()} == {
+        "train": 205,
+        "validation": 87,
+        "test": 72,
+    }
     assert sorted(f.file for f in blood.findings if f.file) == [f"Annotations/BloodImage_00{n}.xml" for n in (338, 343)]

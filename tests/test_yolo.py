@@ -21,7 +21,9 @@ def label(root, text, name="a", encoding="utf-8"):
     path.write_bytes(text.encode(encoding))
 
 
-@pytest.mark.parametrize("text", [ROW, "0\t.5  0.50\t0.5 4e-1 \r\n\r\n", "\n" + ROW.replace("\n", "\r"), "0.0 0.5 0.5 0.5 0.4"])
+@pytest.mark.parametrize(
+    "text", [ROW, "0\t.5  0.50\t0.5 4e-1 \r\n\r\n", "\n" + ROW.replace("\n", "\r"), "0.0 0.5 0.5 0.5 0.4"]
+)
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_any_white_space_line_end_and_unicode_form_is_read(root, text, encoding):
     label(root, text, encoding=encoding)
@@ -29,16 +31,27 @@ def test_any_white_space_line_end_and_unicode_form_is_read(root, text, encoding)
     assert boxes(found) == {"images/a.jpg": [pytest.approx(BOX)]} and found.classes == ["cat", "dog", "no"]
 
 
-@pytest.mark.parametrize(("row", "kind", "action"), [
-    ("0,0.5,0.5,0.5,0.4", "bad_number", "drop_object"), ("dog 0.5 0.5 0.5 0.4", "unknown_class", "drop_object"),
-    ("1 0.5 0.5 0.5", "bad_number", "drop_object"), ("1 0.5 half 0.5 0.4", "bad_number", "drop_object"),
-    ("1 0.5 nan 0.5 0.4", "nonfinite", "drop_object"), ("3 0.5 0.5 0.5 0.4", "class_index_out_of_range", "drop_object"),
-    ("-1 0.5 0.5 0.5 0.4", "class_index_out_of_range", "drop_object"), ("1 0.5 0.5 0 0.4", "zero_area", "drop_object"),
-    ("1 0.5 0.5 -0.1 0.4", "inverted", "drop_object"), ("1 0.5 0.5 0.01 0.4", "too_small", "drop_object"),
-    ("1 0.9 0.5 0.5 0.4", "outside", "drop_object"), ("1 0.9 0.5 0.22 0.4", "clipped", "fix"), ("0 .5 0.50 0.5 .4", "duplicate_object",
-                                                                                             "drop_object"),
-    ("1 0.5 0.5 0.2 0.4 0.9", "extra_columns", "note"), ("1 0.1 0.1 0.5 0.1 0.5 0.5", "polygon_row", "fix"),
-    ("1 0.1 0.1 0.5 0.1 0.5 0.5 0.1", "bad_number", "drop_object")])
+@pytest.mark.parametrize(
+    ("row", "kind", "action"),
+    [
+        ("0,0.5,0.5,0.5,0.4", "bad_number", "drop_object"),
+        ("dog 0.5 0.5 0.5 0.4", "unknown_class", "drop_object"),
+        ("1 0.5 0.5 0.5", "bad_number", "drop_object"),
+        ("1 0.5 half 0.5 0.4", "bad_number", "drop_object"),
+        ("1 0.5 nan 0.5 0.4", "nonfinite", "drop_object"),
+        ("3 0.5 0.5 0.5 0.4", "class_index_out_of_range", "drop_object"),
+        ("-1 0.5 0.5 0.5 0.4", "class_index_out_of_range", "drop_object"),
+        ("1 0.5 0.5 0 0.4", "zero_area", "drop_object"),
+        ("1 0.5 0.5 -0.1 0.4", "inverted", "drop_object"),
+        ("1 0.5 0.5 0.01 0.4", "too_small", "drop_object"),
+        ("1 0.9 0.5 0.5 0.4", "outside", "drop_object"),
+        ("1 0.9 0.5 0.22 0.4", "clipped", "fix"),
+        ("0 .5 0.50 0.5 .4", "duplicate_object", "drop_object"),
+        ("1 0.5 0.5 0.2 0.4 0.9", "extra_columns", "note"),
+        ("1 0.1 0.1 0.5 0.1 0.5 0.5", "polygon_row", "fix"),
+        ("1 0.1 0.1 0.5 0.1 0.5 0.5 0.1", "bad_number", "drop_object"),
+    ],
+)
 def test_a_bad_row_is_named_by_its_line_and_its_neighbour_stays(root, row, kind, action):
     label(root, ROW + "\n" + row + "\n")
     found = read(root)
@@ -65,11 +78,21 @@ def test_an_empty_file_is_a_negative_and_an_absent_one_is_not(root):
     found = read(root)
     assert [(r.id, r.negative) for r in found.splits["train"]] == [("images/a.jpg", True), ("images/b.jpg", True)]
     assert [(f.kind, f.file) for f in found.findings if f.kind.startswith("missing") and f.file != "data.yaml"] == [
-        ("missing_image", "labels/gone.txt"), ("missing_label", "images/d.jpg")]
+        ("missing_image", "labels/gone.txt"),
+        ("missing_label", "images/d.jpg"),
+    ]
 
 
-@pytest.mark.parametrize("names", ["names: {0: cat, 1: dog, 2: no}", "names:\n- cat\n- dog\n- no\n", "names: {2: 'no', 0: cat, 1: dog}",
-                                   "\ufeffnames: [cat, dog, no]\r\n", "names: [cat, ' dog ', no]"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        "names: {0: cat, 1: dog, 2: no}",
+        "names:\n- cat\n- dog\n- no\n",
+        "names: {2: 'no', 0: cat, 1: dog}",
+        "\ufeffnames: [cat, dog, no]\r\n",
+        "names: [cat, ' dog ', no]",
+    ],
+)
 def test_names_are_a_list_or_a_dict_and_no_stays_a_name(root, names):
     (root / "data.yaml").write_text(names, "utf-8")
     label(root, ROW)
@@ -83,7 +106,11 @@ def test_yaml_never_constructs_objects(root, tmp_path):
 
 
 def test_nested_aliases_are_no_names_and_cost_nothing(root):
-    bomb = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)) + "names: [cat, *a29]\n"
+    bomb = (
+        "a0: &a0 [x]\n"
+        + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+        + "names: [cat, *a29]\n"
+    )
     (root / "data.yaml").write_text(bomb)
     label(root, ROW)
     assert read(root).classes == ["cat"]
@@ -99,8 +126,15 @@ def test_classes_are_named_by_a_list_file_or_else_by_their_numbers(root):
     assert found.classes == ["cat", "dog", "no"] and said(found) == []
 
 
-@pytest.mark.parametrize("entries", ["train: images/train\nval: images/val", "path: /data/me\ntrain: ../images/train\nval: [D:\\x\\images\\val]",
-                                     "train: train.txt\nval: lists/val.txt", ""])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        "train: images/train\nval: images/val",
+        "path: /data/me\ntrain: ../images/train\nval: [D:\\x\\images\\val]",
+        "train: train.txt\nval: lists/val.txt",
+        "",
+    ],
+)
 def test_splits_are_folders_list_files_or_folder_names(root, entries):
     (root / "lists").mkdir()
     for split in ("train", "val"):
@@ -112,8 +146,10 @@ def test_splits_are_folders_list_files_or_folder_names(root, entries):
         (root / "lists" / "val.txt").write_text("C:\\y\\images\\val\\x.jpg\n")
     (root / "images" / "a.jpg").unlink()
     found = read(root)
-    assert {split: [r.id for r in records] for split, records in found.splits.items()} == {"train": ["images/train/x.jpg"],
-                                                                                         "validation": ["images/val/x.jpg"]}
+    assert {split: [r.id for r in records] for split, records in found.splits.items()} == {
+        "train": ["images/train/x.jpg"],
+        "validation": ["images/val/x.jpg"],
+    }
     assert said(found) == []
 
 
@@ -124,9 +160,14 @@ def test_one_folder_for_both_splits_is_an_undivided_set(root):
     assert list(found.splits) == ["all"] and said(found) == [("duplicate_image", "note")]
 
 
-@pytest.mark.parametrize(("rows", "words"), [("1 0.5 0.5 0.5 0.4\n2 0.5 0.5 0.4 0.4\n3 0.5 0.5 0.3 0.4\n", "count from 1"),
-                                             ("0 20 15 20 12\n0 20 15 10 12\n0 21 15 20 12\n", "in pixels"),
-                                             ("0 0.1 0.6 0.9 0.8\n0 0.1 0.6 0.8 0.9\n0 0.7 0.1 0.9 0.9\n", "left, top, right, bottom")])
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("1 0.5 0.5 0.5 0.4\n2 0.5 0.5 0.4 0.4\n3 0.5 0.5 0.3 0.4\n", "count from 1"),
+        ("0 20 15 20 12\n0 20 15 10 12\n0 21 15 20 12\n", "in pixels"),
+        ("0 0.1 0.6 0.9 0.8\n0 0.1 0.6 0.8 0.9\n0 0.7 0.1 0.9 0.9\n", "left, top, right, bottom"),
+    ],
+)
 def test_another_convention_is_refused_once(root, rows, words):
     label(root, rows)
     found = read(root)

@@ -25,14 +25,14 @@ from finite.run import write_text  # noqa: E402
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("data", type=Path, help="the folder with pictures and annotations, or one annotation file in it")
+    parser.add_argument("data", type=Path, help="the folder with pictures and annotations, or one annotation file")
     parser.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="default: found by looking")
-    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=1, help="VOC pixels count from 0 or 1 (default)")
-    parser.add_argument("--image-size", type=int, default=96, metavar="PX", help="side of the network's input (default 96)")
+    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=1, help="VOC counts from 0, or 1 (default)")
+    parser.add_argument("--image-size", type=int, default=96, metavar="PX", help="network input (default 96)")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per step (default 32)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts, boxes and every finding")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures and charts")
-    parser.add_argument("--cache", type=Path, metavar="FILE", help="remember what was found here; an unchanged set costs nothing")
+    parser.add_argument("--cache", type=Path, metavar="FILE", help="remember here: an unchanged set costs nothing")
     parser.add_argument("--all", action="store_true", help="show every finding, not three of each kind")
     parser.add_argument("--strict", action="store_true", help="fail on any finding")
     options = parser.parse_args()
@@ -40,13 +40,13 @@ def main() -> int:
     try:
         with Progress(transient=True, disable=not sys.stdout.isatty(), console=console) as progress:
             bar = progress.add_task("decoding pictures", total=None)
-            audit = check(options.data, options.format, options.voc_base, options.image_size, options.batch_size, options.cache,
-                          lambda done, total: progress.update(bar, completed=done, total=total))
+            audit = check(options.data, options.format, options.voc_base, options.image_size, options.batch_size,
+                          options.cache, lambda done, total: progress.update(bar, completed=done, total=total))
         audit_show.show(audit, console, options.all)
-        for path, text in ((options.json, lambda: json.dumps(audit_show.document(audit), ensure_ascii=False, allow_nan=False)),
-                           (options.html, lambda: audit_page.page(audit))):
-            if path is not None:
-                write_text(path, text())
+        if options.json:
+            write_text(options.json, json.dumps(audit_show.document(audit), ensure_ascii=False, allow_nan=False))
+        if options.html:
+            write_text(options.html, audit_page.page(audit))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return UserError.exit_code

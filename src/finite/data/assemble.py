@@ -63,9 +63,16 @@ class Frame:
     findings: list[Finding] = field(default_factory=list)
 
 
-def assemble(index: Index, format_name: str, raws: Sequence[RawImage], convention: Convention, findings: list[Finding],
-             classes: Sequence[str] | None = None, class_ids: dict[str, int] | None = None,
-             folder_splits: bool = True) -> ImageSet:
+def assemble(
+    index: Index,
+    format_name: str,
+    raws: Sequence[RawImage],
+    convention: Convention,
+    findings: list[Finding],
+    classes: Sequence[str] | None = None,
+    class_ids: dict[str, int] | None = None,
+    folder_splits: bool = True,
+) -> ImageSet:
     """The ImageSet of parsed images. `classes` None: the names that occur, sorted. `findings` is added to, in place.
 
     `folder_splits`: where the reader knows no split, folders named train, val or test say it.
@@ -75,21 +82,28 @@ def assemble(index: Index, format_name: str, raws: Sequence[RawImage], conventio
     headers = read_headers(index, [raw.image for raw in raws], findings)
     raws = [raw for raw in raws if raw.image in headers]
     frames = decide_frames(raws, headers, convention)
-    mixup = find_mixup([(raw.file, frames[raw.image].header.size, [obj.values for obj in raw.objects])
-                        for raw in raws if not frames[raw.image].drop], convention)
+    mixup = find_mixup(
+        [
+            (raw.file, frames[raw.image].header.size, [obj.values for obj in raw.objects])
+            for raw in raws
+            if not frames[raw.image].drop
+        ],
+        convention,
+    )
     if mixup is not None:
         findings.append(mixup)
     records: list[tuple[ImageRecord, str | None]] = []
     for raw in raws:
         frame = frames[raw.image]
         findings += frame.findings
-        if not frame.drop and mixup is None:    # a mix-up is said once, not for every object
+        if not frame.drop and mixup is None:  # a mix-up is said once, not for every object
             record = _record(index, raw, frame, convention, findings)
             if record is not None:
                 records.append((record, raw.split))
     if convention.counts_from is not None:
-        findings += origin_note([(frames[raw.image].header.size, [obj.values for obj in raw.objects]) for raw in raws],
-                                convention)
+        findings += origin_note(
+            [(frames[raw.image].header.size, [obj.values for obj in raw.objects]) for raw in raws], convention
+        )
     if classes is None:
         classes = sorted({obj.label for record, _ in records for obj in record.objects})
     splits = _splits(records, folder_splits, findings)
@@ -98,6 +112,7 @@ def assemble(index: Index, format_name: str, raws: Sequence[RawImage], conventio
 
 def read_headers(index: Index, images: Sequence[str], findings: list[Finding]) -> dict[str, Header]:
     """The header of each picture, by several threads (reading waits for the disk); unusable ones become findings."""
+
     def read(image: str) -> Header | ImageError:
         try:
             return read_header(index.path(image))
@@ -187,11 +202,22 @@ def _size_finding(raw: RawImage, frame: Frame) -> Finding:
     width, height = frame.header.size
     claimed = f"{raw.size[0]:g} x {raw.size[1]:g}"
     if frame.drop:
-        return Finding("size_mismatch", "drop_image", f"boxes belong to a picture of {claimed}, this one is "
-                       f"{width} x {height}: find the original or scale the boxes", raw.file, value=claimed)
+        return Finding(
+            "size_mismatch",
+            "drop_image",
+            f"boxes belong to a picture of {claimed}, this one is "
+            f"{width} x {height}: find the original or scale the boxes",
+            raw.file,
+            value=claimed,
+        )
     swapped = " (width and height are swapped)" if raw.size == (height, width) else ""
-    return Finding("size_mismatch", "note", f"the picture is {width} x {height}{swapped}; boxes fit it and are kept",
-                   raw.file, value=claimed)
+    return Finding(
+        "size_mismatch",
+        "note",
+        f"the picture is {width} x {height}{swapped}; boxes fit it and are kept",
+        raw.file,
+        value=claimed,
+    )
 
 
 def _exif_finding(raw: RawImage, frame: Frame, ambiguous: bool) -> Finding:
@@ -199,23 +225,42 @@ def _exif_finding(raw: RawImage, frame: Frame, ambiguous: bool) -> Finding:
     if frame.header.orientation == 1:
         return Finding("exif_invalid", "note", "no such EXIF orientation; taken as upright", raw.image, value=written)
     if ambiguous and raw.objects:
-        return Finding("exif_ambiguous", "note", "turned as its EXIF orientation says; nothing tells whether the boxes "
-                       "were drawn on the turned picture: taken as drawn on it", raw.image, value=written)
+        return Finding(
+            "exif_ambiguous",
+            "note",
+            "turned as its EXIF orientation says; nothing tells whether the boxes "
+            "were drawn on the turned picture: taken as drawn on it",
+            raw.image,
+            value=written,
+        )
     if frame.stored:
-        return Finding("exif_rotated", "fix", "turned as its EXIF orientation says, and the boxes with it: they were "
-                       "drawn on the unturned picture", raw.image, value=written)
-    return Finding("exif_rotated", "note", "turned as its EXIF orientation says; the boxes belong to the upright "
-                   "picture", raw.image, value=written)
+        return Finding(
+            "exif_rotated",
+            "fix",
+            "turned as its EXIF orientation says, and the boxes with it: they were drawn on the unturned picture",
+            raw.image,
+            value=written,
+        )
+    return Finding(
+        "exif_rotated",
+        "note",
+        "turned as its EXIF orientation says; the boxes belong to the upright picture",
+        raw.image,
+        value=written,
+    )
 
 
-def _record(index: Index, raw: RawImage, frame: Frame, convention: Convention,
-            findings: list[Finding]) -> ImageRecord | None:
+def _record(
+    index: Index, raw: RawImage, frame: Frame, convention: Convention, findings: list[Finding]
+) -> ImageRecord | None:
     """The record of one picture with its usable objects; None when all that it held was set aside."""
     width, height = frame.header.size
     kept: list[Object] = []
     first: dict[tuple, RawObject] = {}
 
-    def say(kind: str, action: str, reason: str, obj: RawObject, value: str | None = None, box: Box | None = None) -> None:
+    def say(
+        kind: str, action: str, reason: str, obj: RawObject, value: str | None = None, box: Box | None = None
+    ) -> None:
         file = raw.file
         if raw.unit == "annotation":
             file, reason = raw.image, f"annotation {obj.number}: {reason}"
@@ -242,8 +287,14 @@ def _record(index: Index, raw: RawImage, frame: Frame, convention: Convention,
             continue
         earlier = first.setdefault((label, obj.values), obj)
         if earlier is not obj:
-            say("duplicate_object", "drop_object", f"the same as {earlier.where(raw.unit)}", obj, written(obj.values),
-                upright)
+            say(
+                "duplicate_object",
+                "drop_object",
+                f"the same as {earlier.where(raw.unit)}",
+                obj,
+                written(obj.values),
+                upright,
+            )
             continue
         upright = turn(judged.box, *size, frame.header.orientation) if frame.stored else judged.box
         kept.append(Object(label, upright, f"{raw.file}: {obj.where(raw.unit)}", obj.ignore))
@@ -258,8 +309,9 @@ def written(values: Sequence[float]) -> str:
     return " ".join(f"{value:.10g}" for value in values)
 
 
-def _splits(records: Sequence[tuple[ImageRecord, str | None]], folder_splits: bool,
-            findings: list[Finding]) -> dict[str, list[ImageRecord]]:
+def _splits(
+    records: Sequence[tuple[ImageRecord, str | None]], folder_splits: bool, findings: list[Finding]
+) -> dict[str, list[ImageRecord]]:
     """Records by split. Records without one go to train where only other splits are named, and are else not used."""
     named = [(record, split or (split_of_folders(record.id) if folder_splits else None)) for record, split in records]
     known = {split for _, split in named if split}
@@ -271,15 +323,24 @@ def _splits(records: Sequence[tuple[ImageRecord, str | None]], folder_splits: bo
         if split or rest:
             splits[split or rest].append(record)
         else:
-            findings.append(Finding("unlisted_image", "drop_image", "is in no split list or folder, though others are: "
-                                    "not used", record.id))
+            findings.append(
+                Finding(
+                    "unlisted_image",
+                    "drop_image",
+                    "is in no split list or folder, though others are: not used",
+                    record.id,
+                )
+            )
     return {name: members for name, members in splits.items() if members}
 
 
 def missing_labels(index: Index, mentioned: set[str], findings: list[Finding]) -> None:
     """A note for every picture that no annotation speaks of: it is not a negative, and not used."""
-    findings += [Finding("missing_label", "note", "no annotation speaks of this picture: not used", image)
-                 for image in index.images if image not in mentioned]
+    findings += [
+        Finding("missing_label", "note", "no annotation speaks of this picture: not used", image)
+        for image in index.images
+        if image not in mentioned
+    ]
 
 
 def root_path(root: Path) -> Path:

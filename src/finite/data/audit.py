@@ -4,8 +4,8 @@
     audit.image_set        what can be trained on
     audit.findings         what is wrong or worth a word, worst first
 
-Nothing below the data root is written. What was found is remembered at `cache_path`: an unchanged folder is not looked at
-again, and of a changed one only the changed pictures are decoded.
+Nothing below the data root is written. What was found is remembered at `cache_path`: an unchanged folder is not looked
+at again, and of a changed one only the changed pictures are decoded.
 """
 
 import hashlib
@@ -64,15 +64,21 @@ class Audit:
         return f"{self.image_set.root}: nothing to train on: {said}; tools/check_dataset.py shows each"
 
 
-def check(root: Path | str, format: str = "auto", voc_base: int = 1, image_size: int | None = None,
-          batch_size: int | None = None, cache_path: Path | None = None,
-          progress: Callable[[int, int], None] | None = None) -> Audit:
+def check(
+    root: Path | str,
+    format: str = "auto",
+    voc_base: int = 1,
+    image_size: int | None = None,
+    batch_size: int | None = None,
+    cache_path: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
     """Audit the folder (or annotation file) `root`; arguments as for `folder.read_folder`.
 
     `image_size` (px, side of the network's input): objects smaller than a pixel at that size are set aside.
-    `batch_size`: say when the last batch would be a single sample. `cache_path`: where to remember, outside the data root.
-    `progress(done, total)` is called while pictures are decoded. Raises UserError where there is no data at all; a set
-    that is there but unusable is an Audit with `usable` False.
+    `batch_size`: say when the last batch would be a single sample. `cache_path`: where to remember, outside the data
+    root. `progress(done, total)` is called while pictures are decoded. Raises UserError where there is no data at all;
+    a set that is there but unusable is an Audit with `usable` False.
     """
     began = time.monotonic()
     index = open_index(root)
@@ -98,7 +104,7 @@ def file_stamps(index: Index) -> dict[str, tuple[int, int]]:
         try:
             status = os.stat(index.path(path))
         except OSError:
-            continue        # gone since the folder was listed, or a broken link: the reader will say so
+            continue  # gone since the folder was listed, or a broken link: the reader will say so
         stamps[path] = (status.st_size, status.st_mtime_ns)
     return stamps
 
@@ -108,8 +114,9 @@ def _key(stamps: dict[str, tuple[int, int]], *settings: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _judge(index: Index, image_set: ImageSet, pictures: dict[str, Picture], image_size: int | None,
-           batch_size: int | None) -> Audit:
+def _judge(
+    index: Index, image_set: ImageSet, pictures: dict[str, Picture], image_size: int | None, batch_size: int | None
+) -> Audit:
     """The audit from what was read and decoded."""
     findings = list(image_set.findings)
     splits: dict[str, list[ImageRecord]] = {}
@@ -121,16 +128,26 @@ def _judge(index: Index, image_set: ImageSet, pictures: dict[str, Picture], imag
         splits[name] = kept
     image_set = replace(image_set, splits=splits, findings=findings)
     findings += split_findings(splits, pictures)
-    counts = Counter(obj.label for records in splits.values() for record in records for obj in record.objects
-                     if not obj.ignore)
+    counts = Counter(
+        obj.label for records in splits.values() for record in records for obj in record.objects if not obj.ignore
+    )
     findings += class_findings(image_set, counts)
     figures = statistics(splits, image_size)
     findings += target_findings(splits, figures, image_size, batch_size)
     findings.sort(key=_badness)
     records = [record for members in splits.values() for record in members]
     usable = sum(any(not obj.ignore for obj in record.objects) for record in records)
-    return Audit(image_set, findings, len(index.images), usable, sum(record.negative for record in records),
-                 image_set.objects_total, sum(counts.values()), {name: counts[name] for name in image_set.classes}, figures)
+    return Audit(
+        image_set,
+        findings,
+        len(index.images),
+        usable,
+        sum(record.negative for record in records),
+        image_set.objects_total,
+        sum(counts.values()),
+        {name: counts[name] for name in image_set.classes},
+        figures,
+    )
 
 
 def _badness(finding: Finding) -> tuple:

@@ -23,7 +23,8 @@ VERSION = f"{getattr(finite, '__version__', '0')}/1"
 
 @dataclass
 class Memory:
-    """The key of the folder and settings that were audited, what decoding each picture showed, and the audit as JSON."""
+    """The key of the folder and settings that were audited, what decoding each picture showed, and the audit as
+    JSON."""
 
     key: str = ""
     pictures: dict[str, Picture] = field(default_factory=dict)
@@ -54,10 +55,13 @@ def plain(audit: "Audit") -> dict[str, Any]:
     document = {item.name: getattr(audit, item.name) for item in fields(audit) if item.name != "image_set"}
     document["findings"] = [asdict(finding) for finding in audit.findings]
     image_set = audit.image_set
-    document["image_set"] = {"format": image_set.format, "classes": image_set.classes, "class_ids": image_set.class_ids,
-                             "objects_total": image_set.objects_total,
-                             "splits": {name: [_row(record) for record in records]
-                                        for name, records in image_set.splits.items()}}
+    document["image_set"] = {
+        "format": image_set.format,
+        "classes": image_set.classes,
+        "class_ids": image_set.class_ids,
+        "objects_total": image_set.objects_total,
+        "splits": {name: [_row(record) for record in records] for name, records in image_set.splits.items()},
+    }
     return document
 
 
@@ -68,8 +72,9 @@ def audit_from(document: dict[str, Any], index: Index) -> "Audit":
     findings = [Finding(**{**row, "box": row["box"] and tuple(row["box"])}) for row in document["findings"]]
     stored = document["image_set"]
     splits = {name: [_record(row, index) for row in rows] for name, rows in stored["splits"].items()}
-    image_set = ImageSet(index.root, stored["format"], stored["classes"], splits, findings, stored["class_ids"],
-                         stored["objects_total"])
+    image_set = ImageSet(
+        index.root, stored["format"], stored["classes"], splits, findings, stored["class_ids"], stored["objects_total"]
+    )
     return Audit(**{**document, "image_set": image_set, "findings": findings})
 
 

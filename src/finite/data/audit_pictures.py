@@ -1,7 +1,7 @@
 """Every picture decoded to the end, in parallel, and what that shows: damage, odd shapes, converted modes, copies.
 
-Threads suffice: Pillow decodes and hashlib hashes outside Python's lock, and threads, unlike processes, start at once and
-share no state with a framework that is loaded already. At most `_THREADS` pictures are in memory at a time.
+Threads suffice: Pillow decodes and hashlib hashes outside Python's lock, and threads, unlike processes, start at once
+and share no state with a framework that is loaded already. At most `_THREADS` pictures are in memory at a time.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from finite.data.index import Index
 from finite.data.sample import Finding, ImageRecord
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
-_MIN_SIDE = 4           # px: a picture with a shorter side shows nothing
-_LONG = 20              # times as long as wide: worth a word
+_MIN_SIDE = 4  # px: a picture with a shorter side shows nothing
+_LONG = 20  # times as long as wide: worth a word
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,13 @@ class Picture:
     reason: str = ""
 
 
-def decode_all(index: Index, ids: Sequence[str], stamps: dict[str, tuple[int, int]], known: dict[str, Picture],
-               progress: Callable[[int, int], None] | None = None) -> dict[str, Picture]:
+def decode_all(
+    index: Index,
+    ids: Sequence[str],
+    stamps: dict[str, tuple[int, int]],
+    known: dict[str, Picture],
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Picture]:
     """The Picture of each id; those in `known` with the same stamp are not decoded again."""
     pictures = {image: known[image] for image in ids if image in known and known[image].stamp == stamps.get(image)}
     todo = [image for image in dict.fromkeys(ids) if image not in pictures]
@@ -70,10 +75,25 @@ def picture_findings(records: Sequence[ImageRecord], pictures: dict[str, Picture
             findings.append(Finding(picture.kind, "drop_image", picture.reason, record.id, image=record.id))
             continue
         if picture.mode != "RGB":
-            findings.append(Finding("converted_mode", "note", f"mode {picture.mode} is turned into 8-bit RGB", record.id,
-                                    value=picture.mode, image=record.id))
+            findings.append(
+                Finding(
+                    "converted_mode",
+                    "note",
+                    f"mode {picture.mode} is turned into 8-bit RGB",
+                    record.id,
+                    value=picture.mode,
+                    image=record.id,
+                )
+            )
         long, short = max(record.width, record.height), min(record.width, record.height)
         if long > _LONG * short:
-            findings.append(Finding("odd_shape", "note", f"a strip of {record.width} x {record.height} pixels: little is left "
-                                    "of it at the network's size", record.id, image=record.id))
+            findings.append(
+                Finding(
+                    "odd_shape",
+                    "note",
+                    f"a strip of {record.width} x {record.height} pixels: little is left of it at the network's size",
+                    record.id,
+                    image=record.id,
+                )
+            )
     return findings

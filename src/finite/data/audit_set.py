@@ -15,8 +15,8 @@ from finite.data.letterbox import letterbox_map
 from finite.data.sample import Finding, ImageRecord, ImageSet
 
 TARGETS = ("center_x", "center_y", "width", "height")
-_FAR = 10.0             # standard deviations: a target so far from the mean is worth a look
-_CONSTANT = 1e-3        # px
+_FAR = 10.0  # standard deviations: a target so far from the mean is worth a look
+_CONSTANT = 1e-3  # px
 
 Splits = Mapping[str, Sequence[ImageRecord]]
 
@@ -35,7 +35,9 @@ def split_findings(splits: Splits, pictures: Mapping[str, Picture]) -> list[Find
             if split == other_split:
                 reason = f"the same picture as {other.id}{boxes}"
             else:
-                reason = f"LEAK: the same picture as {other.id} in {other_split}{boxes}: the score on {split} is too good"
+                reason = (
+                    f"LEAK: the same picture as {other.id} in {other_split}{boxes}: the score on {split} is too good"
+                )
             findings.append(Finding("duplicate_image", "note", reason, record.id, value=other.id, image=record.id))
     return findings
 
@@ -49,28 +51,58 @@ def class_findings(image_set: ImageSet, counts: Counter[str]) -> list[Finding]:
     findings = []
     used = [name for name in image_set.classes if counts[name]]
     for position, a in enumerate(used):
-        for b in used[position + 1:]:
+        for b in used[position + 1 :]:
             if why := alike(a, b, counts[a], counts[b]):
-                findings.append(Finding("near_duplicate_class", "note", f"{a!r} ({counts[a]}) and {b!r} ({counts[b]}) {why}: "
-                                        "one class written in two ways?", value=f"{a}, {b}"))
+                findings.append(
+                    Finding(
+                        "near_duplicate_class",
+                        "note",
+                        f"{a!r} ({counts[a]}) and {b!r} ({counts[b]}) {why}: one class written in two ways?",
+                        value=f"{a}, {b}",
+                    )
+                )
     for name in image_set.classes:
         if counts[name] == 0:
             findings.append(Finding("unused_class", "note", f"{name!r} is defined but never occurs", value=name))
         elif counts[name] == 1:
-            record = next(record for records in image_set.splits.values() for record in records
-                          for obj in record.objects if obj.label == name)
-            findings.append(Finding("rare_class", "note", f"{name!r} has a single sample", record.source, value=name,
-                                    image=record.id))
+            record = next(
+                record
+                for records in image_set.splits.values()
+                for record in records
+                for obj in record.objects
+                if obj.label == name
+            )
+            findings.append(
+                Finding(
+                    "rare_class", "note", f"{name!r} has a single sample", record.source, value=name, image=record.id
+                )
+            )
     if len(used) == 1:
-        findings.append(Finding("single_class", "note", f"{used[0]!r} is the only class: its class loss will be zero, which is no "
-                                "fault; the box is what is learnt", value=used[0]))
-    per_split = {split: {obj.label for record in records for obj in record.objects if not obj.ignore}
-                 for split, records in image_set.splits.items()}
+        findings.append(
+            Finding(
+                "single_class",
+                "note",
+                f"{used[0]!r} is the only class: its class loss will be zero, which is no "
+                "fault; the box is what is learnt",
+                value=used[0],
+            )
+        )
+    per_split = {
+        split: {obj.label for record in records for obj in record.objects if not obj.ignore}
+        for split, records in image_set.splits.items()
+    }
     for split, present in per_split.items():
         lacking = [name for name in used if name not in present]
         if lacking and present:
-            findings.append(Finding("missing_in_split", "note", f"{', '.join(map(repr, lacking[:10]))} never "
-                                    f"{'occurs' if len(lacking) == 1 else 'occur'} in {split}", value=split))
+            findings.append(
+                Finding(
+                    "missing_in_split",
+                    "note",
+                    f"{', '.join(map(repr, lacking[:10]))} never "
+                    f"{'occurs' if len(lacking) == 1 else 'occur'} in {split}",
+                    value=split,
+                )
+            )
     return findings
 
 
@@ -109,8 +141,19 @@ def shrunk_findings(records: Sequence[ImageRecord], size: int, findings: list[Fi
         for obj in small:
             file, line, number = _place(obj.source, record)
             wide, high = (obj.box[2] - obj.box[0]) * scale, (obj.box[3] - obj.box[1]) * scale
-            findings.append(Finding("too_small", "drop_object", f"{wide:.2g} x {high:.2g} pixels at the network's {size} pixels",
-                                    file, line, number, " ".join(f"{side:g}" for side in obj.box), record.id, obj.box))
+            findings.append(
+                Finding(
+                    "too_small",
+                    "drop_object",
+                    f"{wide:.2g} x {high:.2g} pixels at the network's {size} pixels",
+                    file,
+                    line,
+                    number,
+                    " ".join(f"{side:g}" for side in obj.box),
+                    record.id,
+                    obj.box,
+                )
+            )
         if small:
             record = replace(record, objects=tuple(obj for obj in record.objects if obj not in small))
         if record.objects or record.negative:
@@ -132,8 +175,8 @@ def _place(source: str, record: ImageRecord) -> tuple[str, int | None, int | Non
 
 
 def statistics(splits: Splits, size: int | None) -> dict[str, Any]:
-    """Mean, sigma and range of each target (pixels of the network's input, or of the pictures without `size`), quantiles of
-    aspect ratio and of the share of the picture that an object covers, and the commonest picture sizes."""
+    """Mean, sigma and range of each target (pixels of the network's input, or of the pictures without `size`),
+    quantiles of aspect ratio and of the share of the picture that an object covers, and the commonest picture sizes."""
     boxes, shares = [], []
     for record in (record for records in splits.values() for record in records):
         mapped = letterbox_map(record.width, record.height, size) if size else None
@@ -146,19 +189,30 @@ def statistics(splits: Splits, size: int | None) -> dict[str, Any]:
     if boxes:
         x0, y0, x1, y1 = np.asarray(boxes, dtype=np.float64).T
         columns = ((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0)
-        figures["targets"] = {name: {"mean": float(column.mean()), "std": float(column.std()), "min": float(column.min()),
-                                     "max": float(column.max())} for name, column in zip(TARGETS, columns)}
+        figures["targets"] = {
+            name: {
+                "mean": float(column.mean()),
+                "std": float(column.std()),
+                "min": float(column.min()),
+                "max": float(column.max()),
+            }
+            for name, column in zip(TARGETS, columns)
+        }
         figures["aspect_ratio"] = _quantiles(columns[2] / columns[3])
         figures["area_share"] = _quantiles(np.asarray(shares))
     return figures
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    return {name: float(value) for name, value in zip(("min", "p10", "median", "p90", "max"),
-                                                      np.quantile(values, (0, 0.1, 0.5, 0.9, 1)))}
+    return {
+        name: float(value)
+        for name, value in zip(("min", "p10", "median", "p90", "max"), np.quantile(values, (0, 0.1, 0.5, 0.9, 1)))
+    }
 
 
-def target_findings(splits: Splits, figures: Mapping[str, Any], size: int | None, batch_size: int | None) -> list[Finding]:
+def target_findings(
+    splits: Splits, figures: Mapping[str, Any], size: int | None, batch_size: int | None
+) -> list[Finding]:
     """A target that never varies, objects whose target lies far out, and a last batch of one."""
     findings = []
     targets = figures.get("targets", {})
@@ -166,21 +220,50 @@ def target_findings(splits: Splits, figures: Mapping[str, Any], size: int | None
     many = sum(not obj.ignore for record in records for obj in record.objects) > 1
     for name, figure in targets.items():
         if many and figure["std"] < _CONSTANT:
-            findings.append(Finding("constant_target", "note", f"{name} is {figure['mean']:g} for every object: nothing to learn "
-                                    "there, and its sigma is taken as 1 pixel", value=name))
+            findings.append(
+                Finding(
+                    "constant_target",
+                    "note",
+                    f"{name} is {figure['mean']:g} for every object: nothing to learn "
+                    "there, and its sigma is taken as 1 pixel",
+                    value=name,
+                )
+            )
     for record in records if many else ():
         mapped = letterbox_map(record.width, record.height, size) if size else None
         for obj in record.objects:
             x0, y0, x1, y1 = mapped.box(obj.box) if mapped else obj.box
             for name, value in zip(TARGETS, ((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0)):
                 figure = targets.get(name)
-                if not obj.ignore and figure and figure["std"] >= _CONSTANT and \
-                        math.fabs(value - figure["mean"]) > _FAR * figure["std"]:
+                if (
+                    not obj.ignore
+                    and figure
+                    and figure["std"] >= _CONSTANT
+                    and math.fabs(value - figure["mean"]) > _FAR * figure["std"]
+                ):
                     file, line, number = _place(obj.source, record)
-                    findings.append(Finding("far_target", "note", f"{name} is {value:.4g}, {_FAR:g} sigma and more from the mean "
-                                            f"{figure['mean']:.4g}", file, line, number, f"{value:.6g}", record.id, obj.box))
+                    findings.append(
+                        Finding(
+                            "far_target",
+                            "note",
+                            f"{name} is {value:.4g}, {_FAR:g} sigma and more from the mean {figure['mean']:.4g}",
+                            file,
+                            line,
+                            number,
+                            f"{value:.6g}",
+                            record.id,
+                            obj.box,
+                        )
+                    )
     training = splits.get("train", ())
     if batch_size and len(training) % batch_size == 1:
-        findings.append(Finding("last_batch_of_one", "note", f"{len(training)} training pictures in batches of {batch_size} leave "
-                                "one alone in the last: it is joined by other pictures that count nothing", value="1"))
+        findings.append(
+            Finding(
+                "last_batch_of_one",
+                "note",
+                f"{len(training)} training pictures in batches of {batch_size} leave "
+                "one alone in the last: it is joined by other pictures that count nothing",
+                value="1",
+            )
+        )
     return findings

@@ -13,12 +13,20 @@ from finite.data.audit import Audit
 from finite.data.sample import Finding
 from finite.data.text import printable
 
-_COLOURS = {"refuse": "bold red", "drop_file": "red", "drop_image": "red", "drop_object": "yellow", "fix": "cyan", "note": "dim"}
+_COLOURS = {
+    "refuse": "bold red",
+    "drop_file": "red",
+    "drop_image": "red",
+    "drop_object": "yellow",
+    "fix": "cyan",
+    "note": "dim",
+}
 _EXAMPLES = 3
 
 
 def document(audit: Audit) -> dict[str, Any]:
-    """The audit as JSON values: counts, classes, and per picture its size and usable boxes (upright pixels, half-open)."""
+    """The audit as JSON values: counts, classes, and per picture its size and usable boxes (upright pixels,
+    half-open)."""
     records = [record for members in audit.image_set.splits.values() for record in members]
     return {
         "format": audit.image_set.format,
@@ -28,10 +36,23 @@ def document(audit: Audit) -> dict[str, Any]:
         "objects_usable": audit.objects_usable,
         "classes": audit.classes,
         "sizes": {record.id: [record.width, record.height] for record in records},
-        "boxes": {record.id: [[obj.label, *obj.box] for obj in record.objects if not obj.ignore]
-                  for record in records if any(not obj.ignore for obj in record.objects)},
-        "findings": [{"file": f.file, "line": f.line, "object": f.object, "kind": f.kind, "value": f.value, "reason": f.reason,
-                      "action": f.action} for f in audit.findings],
+        "boxes": {
+            record.id: [[obj.label, *obj.box] for obj in record.objects if not obj.ignore]
+            for record in records
+            if any(not obj.ignore for obj in record.objects)
+        },
+        "findings": [
+            {
+                "file": f.file,
+                "line": f.line,
+                "object": f.object,
+                "kind": f.kind,
+                "value": f.value,
+                "reason": f.reason,
+                "action": f.action,
+            }
+            for f in audit.findings
+        ],
     }
 
 
@@ -41,6 +62,21 @@ def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     for finding in findings:
         grouped[finding.action, finding.kind, finding.reason.startswith("LEAK")].append(finding)
     return list(grouped.values())
+
+
+def sentences(findings: Sequence[Finding]) -> list[str]:
+    """What a training says of the findings: one line for each kind that cost something or is a leak, the first three
+    places named. Mere notes are in the run's findings.json."""
+    lines = []
+    for group in groups(findings):
+        first = group[0]
+        if first.action in ("note", "fix") and not first.reason.startswith("LEAK"):
+            continue
+        shown = "; ".join(f"{printable(place(finding))}: {printable(finding.reason)}" for finding in group[:_EXAMPLES])
+        more = f"; and {len(group) - _EXAMPLES} more" if len(group) > _EXAMPLES else ""
+        done = {"drop_object": "object set aside", "drop_image": "image set aside", "drop_file": "file set aside"}
+        lines.append(f"{first.kind.replace('_', ' ')} ({done.get(first.action, first.action)}, {len(group)} in all): {shown}{more}")
+    return lines
 
 
 def place(finding: Finding) -> str:
@@ -53,11 +89,14 @@ def place(finding: Finding) -> str:
 
 def show(audit: Audit, console: Console, every: bool = False) -> None:
     """Print the audit; of each kind of finding the first three, or `every` one."""
-    console.print(f"[bold]{escape(printable(str(audit.image_set.root)))}[/]: {audit.image_set.format}, {audit.images_usable} of "
-                  f"{audit.images_total} images usable" + (f" and {audit.images_negative} without objects"
-                                                          if audit.images_negative else "")
-                  + f", {audit.objects_usable} of {audit.objects_total} objects"
-                  + (" (unchanged since the last look)" if audit.remembered else ""), highlight=False)
+    console.print(
+        f"[bold]{escape(printable(str(audit.image_set.root)))}[/]: {audit.image_set.format}, {audit.images_usable} of "
+        f"{audit.images_total} images usable"
+        + (f" and {audit.images_negative} without objects" if audit.images_negative else "")
+        + f", {audit.objects_usable} of {audit.objects_total} objects"
+        + (" (unchanged since the last look)" if audit.remembered else ""),
+        highlight=False,
+    )
     if audit.findings:
         console.print(_findings(audit.findings, every))
     hidden = sum(max(0, len(group) - _EXAMPLES) for group in groups(audit.findings))
@@ -86,7 +125,13 @@ def _findings(findings: Sequence[Finding], every: bool) -> Table:
         if len(group) > len(lines):
             lines.append("...")
         style = "bold red" if first.reason.startswith("LEAK") else _COLOURS[first.action]
-        table.add_row(first.kind, first.action.replace("_", " "), str(len(group)), escape(printable("\n".join(lines))), style=style)
+        table.add_row(
+            first.kind,
+            first.action.replace("_", " "),
+            str(len(group)),
+            escape(printable("\n".join(lines))),
+            style=style,
+        )
     return table
 
 
@@ -105,8 +150,13 @@ def _classes(audit: Audit) -> Table:
         number = audit.image_set.class_ids.get(name)
         shown = f"{position}" if number in (None, position) else f"{position} (file: {number})"
         table.add_row(escape(printable(name)), shown, *(str(counts[split][name]) for split in splits), str(total))
-    table.add_row("images", "", *(str(len(records)) for records in audit.image_set.splits.values()),
-                  str(sum(map(len, audit.image_set.splits.values()))), style="dim")
+    table.add_row(
+        "images",
+        "",
+        *(str(len(records)) for records in audit.image_set.splits.values()),
+        str(sum(map(len, audit.image_set.splits.values()))),
+        style="dim",
+    )
     return table
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 Box = tuple[float, float, float, float]
 
-EDGE_TOLERANCE = 2.0   #: pixels over the edge that are cut off; more is a fault of the annotation
-QUIET = 0.05           #: pixels over the edge that are rounding of the file's decimals and not worth a word
+EDGE_TOLERANCE = 2.0  #: pixels over the edge that are cut off; more is a fault of the annotation
+QUIET = 0.05  #: pixels over the edge that are rounding of the file's decimals and not worth a word
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?|1\.#(inf|ind|qnan|nan)\w*)", re.IGNORECASE)
 
@@ -103,9 +103,9 @@ def turn(box: Box, stored_width: int, stored_height: int, orientation: int) -> B
     """A box of the stored picture as a box of the upright one, for an EXIF orientation of 1 to 8."""
     x0, y0, x1, y1 = box
     w, h = stored_width, stored_height
-    if orientation in (2, 3, 7, 8):    # the stored x axis runs backwards in the upright picture
+    if orientation in (2, 3, 7, 8):  # the stored x axis runs backwards in the upright picture
         x0, x1 = w - x1, w - x0
-    if orientation in (3, 4, 6, 7):    # the stored y axis runs backwards
+    if orientation in (3, 4, 6, 7):  # the stored y axis runs backwards
         y0, y1 = h - y1, h - y0
     return (y0, x0, y1, x1) if orientation >= 5 else (x0, y0, x1, y1)
 

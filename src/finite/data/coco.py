@@ -17,7 +17,7 @@ from finite.data.index import Index, escapes, fold, scan, split_of_folders, spli
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, read_text, whole
 
-_LIMIT = 2 << 30                    # bytes of one JSON file
+_LIMIT = 2 << 30  # bytes of one JSON file
 
 
 @dataclass
@@ -98,7 +98,7 @@ def _files(index: Index, findings: list[Finding]) -> list[_File]:
         if not isinstance(document, dict) or not isinstance(document.get("images"), list):
             findings.append(Finding("unreadable_label", "drop_file", "has no list of images", path))
             continue
-        if isinstance(document.get("categories"), list):     # captions and image lists have none
+        if isinstance(document.get("categories"), list):  # captions and image lists have none
             if not isinstance(document.get("annotations"), list):
                 document["annotations"] = []
             found.append(_File(path, document, split_of_word(stem(path)) or split_of_folders(path)))
@@ -113,31 +113,60 @@ def _class_names(files: list[_File], findings: list[Finding]) -> dict[Any, str]:
     for file in files:
         for position, category in enumerate(file.document["categories"], start=1):
             if not isinstance(category, dict) or not _is_id(category.get("id")):
-                findings.append(Finding("unknown_class", "note", f"category {position} has no id", file.path,
-                                        value=_short(category)))
+                findings.append(
+                    Finding(
+                        "unknown_class", "note", f"category {position} has no id", file.path, value=_short(category)
+                    )
+                )
                 continue
             key, written = category["id"], category.get("name")
             name = str(written).strip() if isinstance(written, (str, int, float)) else ""
             if not name:
-                findings.append(Finding("missing_class", "note", f"category {key} has no name; called {key}", file.path))
+                findings.append(
+                    Finding("missing_class", "note", f"category {key} has no name; called {key}", file.path)
+                )
                 name = str(key)
             elif isinstance(written, str) and name != written:
-                findings.append(Finding("label_whitespace", "fix", f"blanks around the class name {name!r} stripped",
-                                        file.path, value=repr(written)))
+                findings.append(
+                    Finding(
+                        "label_whitespace",
+                        "fix",
+                        f"blanks around the class name {name!r} stripped",
+                        file.path,
+                        value=repr(written),
+                    )
+                )
             if names.setdefault(key, name) != name:
-                findings.append(Finding("duplicate_id", "refuse", f"category id {key} is {names[key]!r} and {name!r}: which "
-                                        "is meant? Nothing is used until the files agree", file.path, value=str(key)))
+                findings.append(
+                    Finding(
+                        "duplicate_id",
+                        "refuse",
+                        f"category id {key} is {names[key]!r} and {name!r}: which "
+                        "is meant? Nothing is used until the files agree",
+                        file.path,
+                        value=str(key),
+                    )
+                )
     for name, count in Counter(names.values()).items():
         if count > 1:
             ids = ", ".join(str(key) for key, other in names.items() if other == name)
-            findings.append(Finding("near_duplicate_class", "note", f"{name!r} stands under the ids {ids}; taken as one class",
-                                    value=name))
+            findings.append(
+                Finding(
+                    "near_duplicate_class",
+                    "note",
+                    f"{name!r} stands under the ids {ids}; taken as one class",
+                    value=name,
+                )
+            )
     return names
 
 
-def _read_file(index: Index, file: _File, names: dict[Any, str], mentioned: set[str],
-               findings: list[Finding]) -> list[RawImage]:
-    def say(kind: str, action: str, reason: str, at: str = file.path, obj: int | None = None, value: Any = None) -> None:
+def _read_file(
+    index: Index, file: _File, names: dict[Any, str], mentioned: set[str], findings: list[Finding]
+) -> list[RawImage]:
+    def say(
+        kind: str, action: str, reason: str, at: str = file.path, obj: int | None = None, value: Any = None
+    ) -> None:
         findings.append(Finding(kind, action, reason, at, object=obj, value=None if value is None else _short(value)))
 
     entries: dict[Any, list[tuple[int, dict]]] = {}
@@ -147,7 +176,7 @@ def _read_file(index: Index, file: _File, names: dict[Any, str], mentioned: set[
             continue
         entries.setdefault(entry["id"], []).append((position, entry))
     by_id: dict[Any, RawImage] = {}
-    gone: set[Any] = set()          # ids whose picture is set aside, with a finding of its own
+    gone: set[Any] = set()  # ids whose picture is set aside, with a finding of its own
     for key, claims in entries.items():
         distinct = {entry["file_name"] for _, entry in claims}
         if len(distinct) > 1:
@@ -155,8 +184,13 @@ def _read_file(index: Index, file: _File, names: dict[Any, str], mentioned: set[
             for _, entry in claims:
                 found = _find_image(index, file, entry["file_name"])
                 mentioned.update(found)
-                say("duplicate_id", "drop_image", f"image id {key} is used by {where}: whose boxes are whose?",
-                    found[0] if found else entry["file_name"], value=key)
+                say(
+                    "duplicate_id",
+                    "drop_image",
+                    f"image id {key} is used by {where}: whose boxes are whose?",
+                    found[0] if found else entry["file_name"],
+                    value=key,
+                )
             gone.add(key)
             continue
         name = claims[0][1]["file_name"]
@@ -165,14 +199,28 @@ def _read_file(index: Index, file: _File, names: dict[Any, str], mentioned: set[
         if len(found) != 1:
             gone.add(key)
             if found:
-                say("ambiguous_image", "drop_image", f"more than one picture fits: {', '.join(found[:3])}", name, value=name)
+                say(
+                    "ambiguous_image",
+                    "drop_image",
+                    f"more than one picture fits: {', '.join(found[:3])}",
+                    name,
+                    value=name,
+                )
             elif escapes(name):
-                say("path_escape", "drop_image", "no picture here has this name, and the name leads out of the folder: not "
-                    "opened", name, value=name)
+                say(
+                    "path_escape",
+                    "drop_image",
+                    "no picture here has this name, and the name leads out of the folder: not opened",
+                    name,
+                    value=name,
+                )
             else:
                 say("missing_image", "drop_image", f"listed in {file.path}, but the picture is not there", name)
             continue
-        if fold(stem(found[0])) != fold(stem(name)) or found[0].rsplit(".", 1)[-1].lower() != name.rsplit(".", 1)[-1].lower():
+        if (
+            fold(stem(found[0])) != fold(stem(name))
+            or found[0].rsplit(".", 1)[-1].lower() != name.rsplit(".", 1)[-1].lower()
+        ):
             say("name_mismatch", "note", f"{found[0]} is taken", value=name)
         by_id[key] = RawImage(found[0], file.path, [], _size(claims[0][1]), file.split, unit="annotation")
     _read_annotations(file.document["annotations"], by_id, gone, names, say)
@@ -192,28 +240,50 @@ def _read_annotations(annotations: list, by_id: dict[Any, RawImage], gone: set, 
         raw = by_id.get(image_id) if _is_id(image_id) else None
         if raw is None:
             if not _is_id(image_id) or image_id not in gone:
-                say("missing_image", "drop_object", f"{called} belongs to image id {_short(image_id)}, which is not listed",
-                    obj=key, value=image_id)
+                say(
+                    "missing_image",
+                    "drop_object",
+                    f"{called} belongs to image id {_short(image_id)}, which is not listed",
+                    obj=key,
+                    value=image_id,
+                )
             continue
         if key in seen:
             same = seen[key] == entry
-            say("duplicate_object" if same else "duplicate_id", "drop_object" if same else "note",
-                f"{called}: this id is used twice" + ("" if same else "; both objects are kept"), raw.image, key)
+            say(
+                "duplicate_object" if same else "duplicate_id",
+                "drop_object" if same else "note",
+                f"{called}: this id is used twice" + ("" if same else "; both objects are kept"),
+                raw.image,
+                key,
+            )
             if same:
                 continue
         seen[key] = entry
         category = entry.get("category_id")
         if not _is_id(category) or category not in names:
             raw.lost += 1
-            say("unknown_class", "drop_object", f"{called}: category id {_short(category)} is not defined", raw.image, key,
-                category)
+            say(
+                "unknown_class",
+                "drop_object",
+                f"{called}: category id {_short(category)} is not defined",
+                raw.image,
+                key,
+                category,
+            )
             continue
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4:
             raw.lost += 1
             missing = box is None
-            say("missing_box" if missing else "bad_number", "drop_object",
-                f"{called}: " + ("no bbox" if missing else "bbox is not a list of four numbers"), raw.image, key, box)
+            say(
+                "missing_box" if missing else "bad_number",
+                "drop_object",
+                f"{called}: " + ("no bbox" if missing else "bbox is not a list of four numbers"),
+                raw.image,
+                key,
+                box,
+            )
             continue
         try:
             x, y, width, height = (number(value) for value in box)
@@ -234,11 +304,24 @@ def _find_image(index: Index, file: _File, name: str) -> list[str]:
 def _merge(first: RawImage, second: RawImage, findings: list[Finding]) -> None:
     """One picture listed twice, under two ids or in two files: its objects are taken together (repeats drop later)."""
     if first.split != second.split:
-        findings.append(Finding("duplicate_image", "note", f"LEAK: listed in {first.split} and in {second.split}; it stays in "
-                                f"{first.split}", first.image, value=second.file))
+        findings.append(
+            Finding(
+                "duplicate_image",
+                "note",
+                f"LEAK: listed in {first.split} and in {second.split}; it stays in {first.split}",
+                first.image,
+                value=second.file,
+            )
+        )
         return
-    findings.append(Finding("duplicate_id", "note", f"listed twice ({first.file}, {second.file}); its objects are taken "
-                            "together", first.image))
+    findings.append(
+        Finding(
+            "duplicate_id",
+            "note",
+            f"listed twice ({first.file}, {second.file}); its objects are taken together",
+            first.image,
+        )
+    )
     first.objects += second.objects
     first.lost += second.lost
 

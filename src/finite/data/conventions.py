@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from finite.data.boxes import Box, corners, fits
 from finite.data.sample import Finding
 
-_NAMES = {"xyxy": "left, top, right, bottom", "xywh": "left, top, width, height (xywh)",
-          "cxcywh": "centre x, centre y, width, height"}
-_ENOUGH = 3   # boxes that must speak for the other convention: one or two bad boxes are faults of their own
-_MANY = 50    # boxes of a set that is large enough to be judged by a tenth of them
+_NAMES = {
+    "xyxy": "left, top, right, bottom",
+    "xywh": "left, top, width, height (xywh)",
+    "cxcywh": "centre x, centre y, width, height",
+}
+_ENOUGH = 3  # boxes that must speak for the other convention: one or two bad boxes are faults of their own
+_MANY = 50  # boxes of a set that is large enough to be judged by a tenth of them
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,18 @@ Boxes = Sequence[tuple[str, tuple[int, int], Sequence[Box]]]
 
 
 def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
-    """A `format_mixup` finding (refuse) where most boxes are impossible as claimed and nearly all fit another convention.
+    """A `format_mixup` finding (refuse) where most boxes are impossible as claimed and nearly all fit another
+    convention.
 
     In a set of some size a tenth is enough if all fit the other one: real boxes of one convention do not. Boxes without
     area speak for nothing. `images` holds (annotation file, (width, height), values as written) per picture.
     """
-    boxes = [(name, size, values) for name, size, rows in images for values in rows if not _flat(values, convention.form)]
-    wrong = [name for name, size, values in boxes if not _possible(values, convention.form, size, convention.normalised)]
+    boxes = [
+        (name, size, values) for name, size, rows in images for values in rows if not _flat(values, convention.form)
+    ]
+    wrong = [
+        name for name, size, values in boxes if not _possible(values, convention.form, size, convention.normalised)
+    ]
     total = len(boxes)
     most, some = len(wrong) * 2 > total, total >= _MANY and len(wrong) * 10 >= total
     if len(wrong) < _ENOUGH or not (most or some):
@@ -49,9 +57,14 @@ def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
         if good >= (0.9 if most else 0.99) * total:
             now = _NAMES[convention.form] + (" as fractions" if convention.normalised else "")
             then = _NAMES[form] + (" as fractions of the picture" if normalised else " in pixels")
-            return Finding("format_mixup", "refuse", f"{len(wrong)} of {total} boxes are impossible as {now}, but {good} fit as "
-                           f"{then}: which are they? Nothing is used until the file says so", wrong[0],
-                           value=f"{len(wrong)} of {total}")
+            return Finding(
+                "format_mixup",
+                "refuse",
+                f"{len(wrong)} of {total} boxes are impossible as {now}, but {good} fit as "
+                f"{then}: which are they? Nothing is used until the file says so",
+                wrong[0],
+                value=f"{len(wrong)} of {total}",
+            )
     return None
 
 
@@ -68,15 +81,15 @@ def _others(convention: Convention) -> list[tuple[str, bool]]:
 
 def _possible(values: Box, form: str, size: tuple[int, int], normalised: bool) -> bool:
     if not normalised and max(values) <= 1:
-        return False   # fractions of a pixel are no pixel boxes
+        return False  # fractions of a pixel are no pixel boxes
     return fits(corners(values, form, size if normalised else None), *size)
 
 
 def origin_note(images: Sequence[tuple[tuple[int, int], Sequence[Box]]], convention: Convention) -> list[Finding]:
     """A `coordinate_base` note where the data shows from what number pixels are counted.
 
-    0 among the left and top sides, and not fewer than 1: from 0. Else, where 1 occurs and right or bottom sides reach the
-    full size: from 1 (a few zeros in such a set are slips).
+    0 among the left and top sides, and not fewer than 1: from 0. Else, where 1 occurs and right or bottom sides reach
+    the full size: from 1 (a few zeros in such a set are slips).
     """
     zeros = ones = full = 0
     for (width, height), boxes in images:
@@ -87,12 +100,19 @@ def origin_note(images: Sequence[tuple[tuple[int, int], Sequence[Box]]], convent
     if zeros and zeros >= ones:
         looks, why = 0, f"{zeros} left or top sides are 0"
     elif ones and full:
-        looks, why = 1, (f"{zeros or 'none'} of the left and top sides are 0, {ones} are 1, {full} right or bottom sides reach the "
-                         "full size")
+        looks, why = (
+            1,
+            (
+                f"{zeros or 'none'} of the left and top sides are 0, {ones} are 1, {full} right or bottom sides reach "
+                "the full size"
+            ),
+        )
     else:
         return []
     setting = convention.counts_from
-    advice = "as it is read" if looks == setting else f"but is read as counting from {setting}: set data.voc_base={looks}"
+    advice = (
+        "as it is read" if looks == setting else f"but is read as counting from {setting}: set data.voc_base={looks}"
+    )
     return [Finding("coordinate_base", "note", f"the set looks {looks}-based ({why}), {advice}", value=str(looks))]
 
 
@@ -101,6 +121,11 @@ def classes_from_one(numbers: Sequence[int], classes: int, file: str | None) -> 
     used = set(numbers)
     if len(numbers) < _ENOUGH or classes not in used or not used <= set(range(1, classes + 1)):
         return None
-    return Finding("format_mixup", "refuse", f"class numbers run from {min(used)} to {max(used)}, never 0, for {classes} classes: "
-                   "do they count from 1? Nothing is used until they count from 0 or the names say so", file,
-                   value=f"{min(used)} to {max(used)}")
+    return Finding(
+        "format_mixup",
+        "refuse",
+        f"class numbers run from {min(used)} to {max(used)}, never 0, for {classes} classes: "
+        "do they count from 1? Nothing is used until they count from 0 or the names say so",
+        file,
+        value=f"{min(used)} to {max(used)}",
+    )

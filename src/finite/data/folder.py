@@ -6,14 +6,17 @@ from pathlib import Path
 from finite.data import coco, table, voc, yolo
 from finite.data.index import Index, scan
 from finite.data.sample import ImageSet
+from finite.data.table_columns import WANTED
 from finite.data.yolo_layout import is_dataset_yaml
 from finite.errors import UserError
 
 #: How each format is recognised, in the order of trial: (name, files that carry it, what is looked for).
-_KINDS = (("coco", (".json",), "a COCO .json with images and categories"),
-          ("voc", (".xml",), "Pascal VOC .xml with the root <annotation>"),
-          ("yolo", (".txt", ".yaml", ".yml", ".names"), "YOLO label .txt files with the pictures' names"),
-          ("csv", (".csv", ".tsv"), "a .csv with the columns image, label, xmin, ymin, xmax, ymax"))
+_KINDS = (
+    ("coco", (".json",), "a COCO .json with images and categories"),
+    ("voc", (".xml",), "Pascal VOC .xml with the root <annotation>"),
+    ("yolo", (".txt", ".yaml", ".yml", ".names"), "YOLO label .txt files with the pictures' names"),
+    ("csv", (".csv", ".tsv"), "a .csv with the columns image, label, xmin, ymin, xmax, ymax"),
+)
 FORMATS = tuple(name for name, _, _ in _KINDS)
 
 
@@ -22,7 +25,9 @@ def detect(index: Index) -> str:
     looks: dict[str, Callable[[], bool]] = {
         "coco": lambda: any(coco.looks_like(index.path(path)) for path in index.with_suffix(".json")),
         "voc": lambda: any(voc.is_annotation(index.path(path)) for path in index.with_suffix(".xml")),
-        "yolo": lambda: yolo.looks_like(index) or any(is_dataset_yaml(index, p) for p in index.with_suffix(".yaml", ".yml")),
+        "yolo": lambda: (
+            yolo.looks_like(index) or any(is_dataset_yaml(index, p) for p in index.with_suffix(".yaml", ".yml"))
+        ),
         "csv": lambda: any(table.looks_like(index, path) for path in index.with_suffix(".csv", ".tsv")),
     }
     for name, fits in looks.items():
@@ -30,20 +35,22 @@ def detect(index: Index) -> str:
             return name
     tables = index.with_suffix(".csv", ".tsv")
     if tables:
-        raise UserError(f"{index.root / tables[0]}: columns cannot be told by name; {table.WANTED}")
+        raise UserError(f"{index.root / tables[0]}: columns cannot be told by name; {WANTED}")
     xmls = index.with_suffix(".xml")
     if xmls:
-        return "voc"                # broken or refused ones: the reader says which and why
-    raise UserError(f"{index.root}: no annotations found in this folder and those below it. Looked for "
-                    f"{'; '.join(what for _, _, what in _KINDS)}")
+        return "voc"  # broken or refused ones: the reader says which and why
+    raise UserError(
+        f"{index.root}: no annotations found in this folder and those below it. Looked for "
+        f"{'; '.join(what for _, _, what in _KINDS)}"
+    )
 
 
 def read_folder(root: Path | str, format: str = "auto", voc_base: int = 1) -> ImageSet:
     """The images and objects below `root`; `ImageSet.format` says how it was read, its findings what was wrong.
 
-    `root` is a folder, or one annotation file in it (its folder is then the root, that of a folder called annotations or
-    labels the one above). `format`: auto (by looking), coco, voc, yolo or csv. Raises UserError when there is no such
-    folder, no picture or no annotation.
+    `root` is a folder, or one annotation file in it (its folder is then the root, that of a folder called annotations
+    or labels the one above). `format`: auto (by looking), coco, voc, yolo or csv. Raises UserError when there is no
+    such folder, no picture or no annotation.
     """
     return read_index(open_index(root), format, voc_base)
 
@@ -77,8 +84,11 @@ def open_index(root: Path | str) -> Index:
         kind = next((endings for _, endings, _ in _KINDS if given.suffix.lower() in endings), None)
         if kind is None:
             raise UserError(f"{given}: not an annotation file; give a .json, .xml, .yaml, .txt or .csv, or the folder")
-        rivals = [path for path in index.others if path.lower().endswith(tuple(e for _, ends, _ in _KINDS for e in ends))]
+        rivals = [
+            path for path in index.others if path.lower().endswith(tuple(e for _, ends, _ in _KINDS for e in ends))
+        ]
         keep = set(rivals if kind[0] == ".txt" else ()) | {name}
-        index = Index(folder, index.images, [path for path in index.others if path in keep or path not in rivals],
-                      index.on_disk)
+        index = Index(
+            folder, index.images, [path for path in index.others if path in keep or path not in rivals], index.on_disk
+        )
     return index

@@ -23,14 +23,39 @@ from PIL import Image, ImageCms, UnidentifiedImageError
 from finite.errors import UserError
 
 MAX_PIXELS = 100_000_000
-SUFFIXES = frozenset((".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".webp",
-                      ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".tga"))
+SUFFIXES = frozenset(
+    (
+        ".jpg",
+        ".jpeg",
+        ".jfif",
+        ".jpe",
+        ".png",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".webp",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".tga",
+    )
+)
 #: The formats that may be opened, whatever a file is called: Pillow would hand an EPS file to an interpreter.
 _FORMATS = ("JPEG", "PNG", "BMP", "DIB", "GIF", "TIFF", "WEBP", "PPM", "JPEG2000", "TGA")
 _ORIENTATION = 0x0112
-_TURNS = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-          5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-          8: Image.Transpose.ROTATE_90}
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 # Our own limit is checked right after opening, when nothing is unpacked yet; Pillow's warning would come in addition.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -123,12 +148,15 @@ def _scaled(values: np.ndarray, path: Path | str) -> np.ndarray:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An opened, not yet decoded picture within MAX_PIXELS; whatever a damaged file makes Pillow raise is ImageError."""
+    """An opened, not yet decoded picture within MAX_PIXELS; whatever a damaged file makes Pillow raise is
+    ImageError."""
     try:
         with Image.open(path, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
-                raise ImageError(path, f"{width} x {height} pixels, more than {MAX_PIXELS:,}: not unpacked", "too_large")
+                raise ImageError(
+                    path, f"{width} x {height} pixels, more than {MAX_PIXELS:,}: not unpacked", "too_large"
+                )
             yield image
     except ImageError:
         raise
@@ -141,7 +169,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise ImageError(path, reason) from error
     except MemoryError as error:
         raise ImageError(path, "does not fit into memory", "too_large") from error
-    except Exception as error:  # Pillow's plugins raise almost anything on damaged files: OSError, SyntaxError, struct.error
+    except (
+        Exception
+    ) as error:  # Pillow's plugins raise almost anything on damaged files: OSError, SyntaxError, struct.error
         raise ImageError(path, f"cannot be decoded: {error or type(error).__name__}") from error
 
 

@@ -14,10 +14,20 @@ from urllib.parse import unquote
 
 from finite.data.images import SUFFIXES
 
-_SPLITS = {"train": "train", "training": "train", "trainset": "train", "val": "validation", "valid": "validation",
-           "validation": "validation", "dev": "validation", "test": "test", "testing": "test", "testset": "test"}
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "trainset": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "testset": "test",
+}
 _WORD = re.compile(r"[a-z]+")
-_UNDECODED = re.compile("[\udc80-\udcff]")     # how Python shows bytes of a file name that are not UTF-8
+_UNDECODED = re.compile("[\udc80-\udcff]")  # how Python shows bytes of a file name that are not UTF-8
 
 
 def fold(name: str) -> str:
@@ -66,8 +76,8 @@ def split_of_folders(path: str) -> str | None:
 class Index:
     """Relative paths (forward slashes, sorted) of the files below `root`, hidden ones left out.
 
-    A name whose bytes are not UTF-8 stands here as "caf%E9.jpg", so that every id can be printed and stored; `on_disk` holds
-    its real form.
+    A name whose bytes are not UTF-8 stands here as "caf%E9.jpg", so that every id can be printed and stored; `on_disk`
+    holds its real form.
     """
 
     root: Path
@@ -105,10 +115,14 @@ class Index:
 
         def rank(path: str) -> tuple:
             *folders, last = PurePosixPath(path).parts
-            return (_common(list(reversed(wanted)), [fold(part) for part in reversed(folders)]),
-                    last == base, fold(last) == fold(base), stem(last) == stem(base),
-                    split is not None and split_of_folders(path) == split,
-                    _common(near_folders, folders) + _common(near_folders[::-1], folders[::-1]))
+            return (
+                _common(list(reversed(wanted)), [fold(part) for part in reversed(folders)]),
+                last == base,
+                fold(last) == fold(base),
+                stem(last) == stem(base),
+                split is not None and split_of_folders(path) == split,
+                _common(near_folders, folders) + _common(near_folders[::-1], folders[::-1]),
+            )
 
         ranks = [rank(path) for path in candidates]
         best = max(ranks)

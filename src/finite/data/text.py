@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: Byte-order marks, longest first: the mark of UTF-32-LE begins with that of UTF-16-LE.
-_MARKS = ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"), (codecs.BOM_UTF8, "utf-8-sig"),
-          (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _DOUBLE_BYTE = ("gb", "big5", "shift", "sjis", "euc", "cp93", "cp94", "cp95", "ks_c", "windows-31j", "hz")
 _TRIPLE = re.compile(rb"[\xe0-\xf4][\x80-\xbf]{2}")
 _HIGH_RUN = re.compile(rb"[\x80-\xff]+")
@@ -50,15 +55,15 @@ def read_bytes(path: Path, limit: int) -> bytes:
 def decode(data: bytes, declared: str | None = None) -> Text:
     """Bytes as text: by byte-order mark, else UTF-16 by its zero bytes, else UTF-8, else `declared`, else a guess.
 
-    A declared code page goes before UTF-8 only where it is a double-byte one and the bytes are pairs: two bytes of Chinese
-    are sometimes one letter of UTF-8, but seldom three.
+    A declared code page goes before UTF-8 only where it is a double-byte one and the bytes are pairs: two bytes of
+    Chinese are sometimes one letter of UTF-8, but seldom three.
     """
     for mark, codec in _MARKS:
         if data.startswith(mark):
             try:
                 return Text(data.decode(codec))
             except UnicodeDecodeError:
-                data = data[len(mark):]
+                data = data[len(mark) :]
                 break
     if b"\0" in data[:4096]:
         return Text(_decode_utf16(data))
@@ -74,7 +79,9 @@ def decode(data: bytes, declared: str | None = None) -> Text:
 
 def printable(text: str) -> str:
     """Text for a terminal: control characters, which could steer it, and half characters are shown as escapes."""
-    return "".join(char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def whole(text: str) -> str:

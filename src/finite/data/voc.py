@@ -1,7 +1,7 @@
 """Pascal VOC: one XML per picture, with or without ImageSets, in any folder layout.
 
-The picture of an annotation is found by the annotation's own stem first, then by the <filename> written in it; <path> is
-ignored, it belongs to another machine. Only an <object>'s own <bndbox> counts: those inside <part> are body parts.
+The picture of an annotation is found by the annotation's own stem first, then by the <filename> written in it; <path>
+is ignored, it belongs to another machine. Only an <object>'s own <bndbox> counts: those inside <part> are body parts.
 """
 
 import re
@@ -19,7 +19,7 @@ from finite.data.index import Index, basename, escapes, fold, scan, stem
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, decode, read_bytes, read_text
 
-_LIMIT = 32 << 20                   # bytes of one XML file
+_LIMIT = 32 << 20  # bytes of one XML file
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _ENCODING = re.compile(rb"""<\?xml[^>]*encoding\s*=\s*["']([A-Za-z0-9._-]+)""")
@@ -44,8 +44,11 @@ def read(root: Path, voc_base: int = 1, index: Index | None = None) -> ImageSet:
         # Two annotations claim one picture: the one that has its name is right.
         loser = earlier if fold(stem(earlier.file)) != fold(stem(raw.image)) else raw
         raws[raw.image] = raw if loser is earlier else earlier
-        findings.append(Finding("duplicate_id", "drop_file", f"{raw.image} is annotated by {raws[raw.image].file} already",
-                                loser.file))
+        findings.append(
+            Finding(
+                "duplicate_id", "drop_file", f"{raw.image} is annotated by {raws[raw.image].file} already", loser.file
+            )
+        )
     has_lists = _apply_lists(index, raws, findings)
     spoken_of = set(raws) | {image for file in index.with_suffix(".xml") for image in index.same_stem(file)}
     missing_labels(index, spoken_of, findings)
@@ -80,7 +83,7 @@ def is_annotation(path: Path) -> bool:
     try:
         with open(path, "rb") as file:
             head = file.read(4096)
-        return "<annotation" in decode(head[:len(head) // 4 * 4]).text
+        return "<annotation" in decode(head[: len(head) // 4 * 4]).text
     except (OSError, TextError):
         return False
 
@@ -128,8 +131,12 @@ def _find_image(index: Index, file: str, filename: str, say) -> str | None:
         return None
     if not found:
         if escapes(filename):
-            say("path_escape", "drop_file", "no picture here has this name, and the name leads out of the folder: not opened",
-                value=filename)
+            say(
+                "path_escape",
+                "drop_file",
+                "no picture here has this name, and the name leads out of the folder: not opened",
+                value=filename,
+            )
         else:
             say("missing_image", "drop_file", "its picture is not there", value=filename or stem(file))
         return None
@@ -180,7 +187,7 @@ def _apply_lists(index: Index, raws: dict[str, RawImage], findings: list[Finding
         if "imagesets" in (folder.lower() for folder in folders) and name in (*_LISTS, "trainval"):
             lists.setdefault(name, []).append(file)
     if "train" in lists:
-        lists.pop("trainval", None)   # the union of the other two
+        lists.pop("trainval", None)  # the union of the other two
     by_stem: dict[str, list[str]] = {}
     for image, raw in raws.items():
         by_stem.setdefault(fold(stem(image)), []).append(image)
@@ -192,34 +199,58 @@ def _apply_lists(index: Index, raws: dict[str, RawImage], findings: list[Finding
     return bool(lists)
 
 
-def _apply_list(index: Index, file: str, split: str, raws: dict[str, RawImage], by_stem: dict[str, list[str]],
-                findings: list[Finding]) -> None:
+def _apply_list(
+    index: Index,
+    file: str,
+    split: str,
+    raws: dict[str, RawImage],
+    by_stem: dict[str, list[str]],
+    findings: list[Finding],
+) -> None:
     try:
         text = read_text(index.path(file), _LIMIT)
     except TextError as error:
         findings.append(Finding("unreadable_label", "drop_file", str(error), file))
         return
     if text.code_page:
-        findings.append(Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", file, value=text.code_page))
-    excused = {fold(stem(finding.file)) for finding in findings if finding.file}   # said already why it is not there
+        findings.append(
+            Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", file, value=text.code_page)
+        )
+    excused = {fold(stem(finding.file)) for finding in findings if finding.file}  # said already why it is not there
     for position, line in enumerate(text.text.splitlines(), start=1):
         entry = line.strip()
         if not entry:
             continue
         images = by_stem.get(fold(stem(entry)))
-        if images is None:      # "000005 -1": a class list's flag
+        if images is None:  # "000005 -1": a class list's flag
             entry = re.sub(r"\s+-?[01]$", "", entry)
             images = by_stem.get(fold(stem(entry)))
         if images is None:
             if fold(stem(entry)) not in excused:
-                findings.append(Finding("missing_image", "note", "the list names a picture that is not there or has no "
-                                        "annotation", file, position, value=entry[:100]))
+                findings.append(
+                    Finding(
+                        "missing_image",
+                        "note",
+                        "the list names a picture that is not there or has no annotation",
+                        file,
+                        position,
+                        value=entry[:100],
+                    )
+                )
             continue
         image = _nearest(index, images, entry, file)
         raw = raws[image]
         if raw.split not in (None, split):
-            findings.append(Finding("duplicate_image", "note", f"LEAK: {image} is listed in {raw.split} and in {split}; "
-                                    f"it stays in {raw.split}", file, position, value=entry[:100]))
+            findings.append(
+                Finding(
+                    "duplicate_image",
+                    "note",
+                    f"LEAK: {image} is listed in {raw.split} and in {split}; it stays in {raw.split}",
+                    file,
+                    position,
+                    value=entry[:100],
+                )
+            )
         raw.split = raw.split or split
 
 

@@ -1,8 +1,9 @@
 """YOLO: one text file per picture, a line per object: class number, centre x, centre y, width, height as fractions.
 
-Class names come from data.yaml (a list or a dict), classes.txt or a .names file; splits from data.yaml (a folder, a list
-file, or a list of those), from train.txt and the like, or from folders named train, val, test. A row of more numbers is a
-polygon and is taken by its extent. An empty label file means a picture without objects; an absent one means nothing.
+Class names come from data.yaml (a list or a dict), classes.txt or a .names file; splits from data.yaml (a folder, a
+list file, or a list of those), from train.txt and the like, or from folders named train, val, test. A row of more
+numbers is a polygon and is taken by its extent. An empty label file means a picture without objects; an absent one
+means nothing.
 """
 
 from pathlib import Path, PurePosixPath
@@ -15,7 +16,7 @@ from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, read_text
 from finite.data.yolo_layout import Layout, read_layout
 
-_LIMIT = 16 << 20                   # bytes of one label file
+_LIMIT = 16 << 20  # bytes of one label file
 _FORM = "wanted: class x_center y_center width height, with blanks between"
 
 
@@ -24,14 +25,16 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     index = index or scan(root)
     findings: list[Finding] = []
     layout = read_layout(index, findings)
-    rows_of: dict[str, tuple[str, list[tuple[int, list[str]]]]] = {}     # image -> (label file, its rows)
+    rows_of: dict[str, tuple[str, list[tuple[int, list[str]]]]] = {}  # image -> (label file, its rows)
     ambiguous: set[str] = set()
     for file in label_files(index, layout):
         image = _image_of(index, file, ambiguous, findings)
         if image is None:
             continue
         if image in rows_of:
-            findings.append(Finding("duplicate_id", "drop_file", f"{image} has the labels {rows_of[image][0]} already", file))
+            findings.append(
+                Finding("duplicate_id", "drop_file", f"{image} has the labels {rows_of[image][0]} already", file)
+            )
             continue
         rows = _rows(index, file, findings)
         if rows is not None:
@@ -51,9 +54,16 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
         raws.append(raw)
     missing_labels(index, set(rows_of) | ambiguous, findings)
     refusal = classes_from_one(numbers_used, len(classes), layout.file)
-    image_set = assemble(index, "yolo", raws, Convention("cxcywh", normalised=True), findings, classes,
-                         {name: position for position, name in reversed(list(enumerate(classes)))},
-                         folder_splits=not layout.splits)
+    image_set = assemble(
+        index,
+        "yolo",
+        raws,
+        Convention("cxcywh", normalised=True),
+        findings,
+        classes,
+        {name: position for position, name in reversed(list(enumerate(classes)))},
+        folder_splits=not layout.splits,
+    )
     if refusal is not None:
         image_set.findings.append(refusal)
         image_set.splits = {"all": []}
@@ -61,21 +71,27 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
 
 
 def label_files(index: Index, layout: Layout | None = None) -> list[str]:
-    """The .txt files that hold labels: those with a picture's stem, and all others in a folder that holds such ones or is
-    called labels. Class lists, split lists and read-me files are none."""
+    """The .txt files that hold labels: those with a picture's stem, and all others in a folder that holds such ones or
+    is called labels. Class lists, split lists and read-me files are none."""
     taken = layout.texts if layout is not None else set()
     texts = [path for path in index.with_suffix(".txt") if path not in taken and not is_plain_text(path)]
     matched = [path for path in texts if index.same_stem(path)]
     folders = {PurePosixPath(path).parent for path in matched}
-    return [path for path in texts if index.same_stem(path) or PurePosixPath(path).parent in folders
-            or "labels" in (part.lower() for part in PurePosixPath(path).parts[:-1])]
+    return [
+        path
+        for path in texts
+        if index.same_stem(path)
+        or PurePosixPath(path).parent in folders
+        or "labels" in (part.lower() for part in PurePosixPath(path).parts[:-1])
+    ]
 
 
 def is_plain_text(path: str) -> bool:
     """Whether a .txt file is known by its name to be no label file."""
     name = PurePosixPath(path).name.lower()
-    return name in ("classes.txt", "labels.txt", "names.txt", "predefined_classes.txt", "notes.txt") or \
-        name.startswith(("readme", "license"))
+    return name in ("classes.txt", "labels.txt", "names.txt", "predefined_classes.txt", "notes.txt") or name.startswith(
+        ("readme", "license")
+    )
 
 
 def looks_like(index: Index) -> bool:
@@ -94,7 +110,9 @@ def _image_of(index: Index, file: str, ambiguous: set[str], findings: list[Findi
     found = index.find(file, file)
     if len(found) > 1:
         ambiguous.update(found)
-        findings.append(Finding("ambiguous_image", "drop_file", f"more than one picture fits: {', '.join(found[:3])}", file))
+        findings.append(
+            Finding("ambiguous_image", "drop_file", f"more than one picture fits: {', '.join(found[:3])}", file)
+        )
     elif not found:
         findings.append(Finding("missing_image", "drop_file", "its picture is not there", file))
     return found[0] if len(found) == 1 else None
@@ -108,18 +126,31 @@ def _rows(index: Index, file: str, findings: list[Finding]) -> list[tuple[int, l
         findings.append(Finding("unreadable_label", "drop_file", str(error), file))
         return None
     if text.code_page:
-        findings.append(Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", file, value=text.code_page))
+        findings.append(
+            Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", file, value=text.code_page)
+        )
     lines = text.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    rows = [(position, line.replace("\ufeff", "").replace("\0", "").split()) for position, line in enumerate(lines, start=1)]
+    rows = [
+        (position, line.replace("\ufeff", "").replace("\0", "").split()) for position, line in enumerate(lines, start=1)
+    ]
     return [(position, words) for position, words in rows if words]
 
 
 def _numbers_as_names(rows_of: dict, findings: list[Finding]) -> list[str]:
     """Class numbers as names, 0 to the highest used, for a set that names no classes."""
-    used = {number_ for _, rows in rows_of.values() for _, tokens in rows
-            if (number_ := _class_number(tokens[0])) is not None and 0 <= number_ < 10_000}
-    findings.append(Finding("unknown_class", "note", "no class names found (data.yaml, classes.txt): classes are called by "
-                            "their numbers"))
+    used = {
+        number_
+        for _, rows in rows_of.values()
+        for _, tokens in rows
+        if (number_ := _class_number(tokens[0])) is not None and 0 <= number_ < 10_000
+    }
+    findings.append(
+        Finding(
+            "unknown_class",
+            "note",
+            "no class names found (data.yaml, classes.txt): classes are called by their numbers",
+        )
+    )
     return [str(position) for position in range(max(used, default=-1) + 1)]
 
 
@@ -131,8 +162,15 @@ def _class_number(token: str) -> int | None:
     return int(value) if value == int(value) else None
 
 
-def _read_row(tokens: list[str], line: int, file: str, classes: list[str], keypoints: bool, numbers_used: list[int],
-              findings: list[Finding]) -> RawObject | None:
+def _read_row(
+    tokens: list[str],
+    line: int,
+    file: str,
+    classes: list[str],
+    keypoints: bool,
+    numbers_used: list[int],
+    findings: list[Finding],
+) -> RawObject | None:
     def say(kind: str, action: str, reason: str, value: str | None = None) -> None:
         findings.append(Finding(kind, action, reason, file, line, value=(value or " ".join(tokens))[:100]))
 
@@ -144,8 +182,11 @@ def _read_row(tokens: list[str], line: int, file: str, classes: list[str], keypo
     class_number = _class_number(tokens[0])
     if class_number is None:
         known = fold(tokens[0]) in (fold(name) for name in classes) or not _is_number(tokens[0])
-        say("unknown_class" if known else "bad_number", "drop_object", f"column 1 is {tokens[0][:40]!r}, not a class number; "
-            f"{_FORM}")
+        say(
+            "unknown_class" if known else "bad_number",
+            "drop_object",
+            f"column 1 is {tokens[0][:40]!r}, not a class number; {_FORM}",
+        )
         return None
     values = []
     for column, token in enumerate(tokens[1:], start=2):
@@ -156,8 +197,11 @@ def _read_row(tokens: list[str], line: int, file: str, classes: list[str], keypo
             return None
     numbers_used.append(class_number)
     if not 0 <= class_number < len(classes):
-        say("class_index_out_of_range", "drop_object", f"class {class_number} of {len(classes)} classes (0 to "
-            f"{len(classes) - 1})")
+        say(
+            "class_index_out_of_range",
+            "drop_object",
+            f"class {class_number} of {len(classes)} classes (0 to {len(classes) - 1})",
+        )
         return None
     box = _box(values, keypoints, say)
     return None if box is None else RawObject(classes[class_number], box, line=line)
@@ -171,7 +215,11 @@ def _box(values: list[float], keypoints: bool, say) -> Box | None:
         say("extra_columns", "note", "a sixth column (a confidence?) is not read")
         return tuple(values[:4])
     if len(values) % 2:
-        say("bad_number", "drop_object", f"{len(values)} numbers after the class are neither a box nor pairs of a polygon")
+        say(
+            "bad_number",
+            "drop_object",
+            f"{len(values)} numbers after the class are neither a box nor pairs of a polygon",
+        )
         return None
     xs, ys = values[0::2], values[1::2]
     say("polygon_row", "fix", f"a polygon of {len(xs)} points is taken by its extent")

@@ -1,8 +1,8 @@
 """What stands beside YOLO label files: class names and splits, from data.yaml, class lists and split lists.
 
-YAML is read as plain strings, lists and dicts: no tag is ever acted on, and a class called "no" stays "no". A path in it
-is compared with the folders that are there, from its end; so a path of another machine, or Roboflow's "../train/images",
-finds its folder, and none leads outside.
+YAML is read as plain strings, lists and dicts: no tag is ever acted on, and a class called "no" stays "no". A path in
+it is compared with the folders that are there, from its end; so a path of another machine, or Roboflow's
+"../train/images", finds its folder, and none leads outside.
 """
 
 from dataclasses import dataclass, field
@@ -18,8 +18,15 @@ from finite.data.text import TextError, read_text, whole
 
 _LIMIT = 64 << 20
 _KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
-_NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt", "names.txt", "predefined_classes.txt",
-               "_darknet.labels")
+_NAME_FILES = (
+    "classes.txt",
+    "obj.names",
+    "classes.names",
+    "labels.txt",
+    "names.txt",
+    "predefined_classes.txt",
+    "_darknet.labels",
+)
 
 
 @dataclass
@@ -29,8 +36,8 @@ class Layout:
     classes: list[str] = field(default_factory=list)
     splits: dict[str, str] = field(default_factory=dict)
     texts: set[str] = field(default_factory=set)
-    keypoints: bool = False         # rows carry keypoints after the box
-    file: str | None = None         # where the classes are named
+    keypoints: bool = False  # rows carry keypoints after the box
+    file: str | None = None  # where the classes are named
 
 
 def read_layout(index: Index, findings: list[Finding]) -> Layout:
@@ -71,8 +78,10 @@ def _load(index: Index, path: str) -> dict[str, Any] | None:
 
 
 def _read_yaml(index: Index, layout: Layout, findings: list[Finding]) -> dict[str, Any] | None:
-    paths = sorted(index.with_suffix(".yaml", ".yml"),
-                   key=lambda path: (path.count("/"), basename(path) not in ("data.yaml", "dataset.yaml"), path))
+    paths = sorted(
+        index.with_suffix(".yaml", ".yml"),
+        key=lambda path: (path.count("/"), basename(path) not in ("data.yaml", "dataset.yaml"), path),
+    )
     unreadable = []
     for path in paths:
         document = _load(index, path)
@@ -108,11 +117,25 @@ def _checked(names: dict[int, str], file: str, findings: list[Finding]) -> list[
         written = names.get(position, str(position))
         name = written.strip() or str(position)
         if name != written:
-            findings.append(Finding("label_whitespace", "fix", f"blanks around the class name {name!r} stripped", file,
-                                    value=repr(written)))
+            findings.append(
+                Finding(
+                    "label_whitespace",
+                    "fix",
+                    f"blanks around the class name {name!r} stripped",
+                    file,
+                    value=repr(written),
+                )
+            )
         if name in classes:
-            findings.append(Finding("near_duplicate_class", "note", f"{name!r} is named under the numbers "
-                                    f"{classes.index(name)} and {position}", file, value=name))
+            findings.append(
+                Finding(
+                    "near_duplicate_class",
+                    "note",
+                    f"{name!r} is named under the numbers {classes.index(name)} and {position}",
+                    file,
+                    value=name,
+                )
+            )
         classes.append(name)
     return classes
 
@@ -127,8 +150,9 @@ def _read_names(index: Index, layout: Layout, findings: list[Finding]) -> None:
             findings.append(Finding("unreadable_label", "drop_file", str(error), path))
             continue
         if text.code_page:
-            findings.append(Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", path,
-                                    value=text.code_page))
+            findings.append(
+                Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", path, value=text.code_page)
+            )
         names = {position: line for position, line in enumerate(text.text.rstrip().splitlines())}
         if names:
             layout.classes, layout.file = _checked(names, path, findings), path
@@ -151,8 +175,15 @@ def _members(index: Index, entry: str, layout: Layout, findings: list[Finding]) 
         if fitting:
             prefix = str(min(fitting, key=lambda folder: (len(folder.parts), str(folder)))) + "/"
             return [path for path in index.images if path.startswith(prefix)]
-    findings.append(Finding("missing_image", "note", "names a folder or list that is not there or holds no picture",
-                            layout.file, value=whole(entry[:100])))
+    findings.append(
+        Finding(
+            "missing_image",
+            "note",
+            "names a folder or list that is not there or holds no picture",
+            layout.file,
+            value=whole(entry[:100]),
+        )
+    )
     return []
 
 
@@ -178,24 +209,44 @@ def _from_list(index: Index, path: str, layout: Layout, findings: list[Finding])
             found = index.find(line, path)
             images += found[:1]
             if not found:
-                findings.append(Finding("missing_image", "note", "the list names a picture that is not there", path, position,
-                                        value=line.strip()[:100]))
+                findings.append(
+                    Finding(
+                        "missing_image",
+                        "note",
+                        "the list names a picture that is not there",
+                        path,
+                        position,
+                        value=line.strip()[:100],
+                    )
+                )
     return images
 
 
 def _assign(members: dict[str, list[str]], file: str | None, findings: list[Finding]) -> dict[str, str]:
-    """Picture -> split. Where all splits are the same pictures, the set is taken as undivided; a single shared picture is a
-    leak and stays where it was named first."""
+    """Picture -> split. Where all splits are the same pictures, the set is taken as undivided; a single shared picture
+    is a leak and stays where it was named first."""
     sets = {split: set(images) for split, images in members.items() if images}
     if len(sets) > 1 and all(images == next(iter(sets.values())) for images in sets.values()):
-        findings.append(Finding("duplicate_image", "note", f"{' and '.join(sets)} name the same pictures: taken as one "
-                                "undivided set", file))
+        findings.append(
+            Finding(
+                "duplicate_image",
+                "note",
+                f"{' and '.join(sets)} name the same pictures: taken as one undivided set",
+                file,
+            )
+        )
         return {}
     splits: dict[str, str] = {}
     for split, images in members.items():
         for image in images:
             earlier = splits.setdefault(image, split)
             if earlier != split:
-                findings.append(Finding("duplicate_image", "note", f"LEAK: named in {earlier} and in {split}; it stays in "
-                                        f"{earlier}", image))
+                findings.append(
+                    Finding(
+                        "duplicate_image",
+                        "note",
+                        f"LEAK: named in {earlier} and in {split}; it stays in {earlier}",
+                        image,
+                    )
+                )
     return splits

@@ -1,0 +1,177 @@
+"""Which column of a table holds what: by the header's names, or by the content of a table without one."""
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from finite.data.boxes import NumberFault, number
+from finite.data.images import SUFFIXES
+from finite.data.index import Index
+
+_IMAGE = (
+    "image",
+    "filename",
+    "file",
+    "imagename",
+    "imagefile",
+    "imagepath",
+    "imageid",
+    "img",
+    "imgname",
+    "imgid",
+    "filepath",
+    "path",
+    "picture",
+    "photo",
+    "fname",
+    "imageurl",
+    "externalid",
+    "name",
+)
+_LABEL = (
+    "label",
+    "class",
+    "classname",
+    "category",
+    "categoryname",
+    "labelname",
+    "labels",
+    "classes",
+    "species",
+    "object",
+    "classid",
+    "categoryid",
+    "labelid",
+    "name",
+    "type",
+)
+_SPLIT = ("split", "set", "subset", "usage", "dataset", "mlusage")
+_BOX_TEXT = ("bbox", "box", "boundingbox")
+_BOXES = (
+    ("xyxy", ("xmin", "ymin", "xmax", "ymax")),
+    ("xyxy", ("x0", "y0", "x1", "y1")),
+    ("xyxy", ("x1", "y1", "x2", "y2")),
+    ("xyxy", ("left", "top", "right", "bottom")),
+    ("xyxy", ("minx", "miny", "maxx", "maxy")),
+    ("xyxy", ("xtl", "ytl", "xbr", "ybr")),
+    ("xyxy", ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax")),
+    ("xyxy", ("bboxx1", "bboxy1", "bboxx2", "bboxy2")),
+    ("xyxy", ("xstart", "ystart", "xend", "yend")),
+    ("cxcywh", ("xcenter", "ycenter", "width", "height")),
+    ("cxcywh", ("centerx", "centery", "width", "height")),
+    ("cxcywh", ("cx", "cy", "w", "h")),
+    ("cxcywh", ("cx", "cy", "width", "height")),
+    ("cxcywh", ("xcenter", "ycenter", "w", "h")),
+    ("cxcywh", ("xcentre", "ycentre", "width", "height")),
+    ("xywh", ("x", "y", "w", "h")),
+    ("xywh", ("x", "y", "width", "height")),
+    ("xywh", ("left", "top", "width", "height")),
+    ("xywh", ("xmin", "ymin", "width", "height")),
+    ("xywh", ("bboxx", "bboxy", "bboxw", "bboxh")),
+    ("xywh", ("bboxx", "bboxy", "bboxwidth", "bboxheight")),
+    ("xywh", ("bboxleft", "bboxtop", "bboxwidth", "bboxheight")),
+)
+_SIZES = (
+    ("imagewidth", "imageheight"),
+    ("imgwidth", "imgheight"),
+    ("imgw", "imgh"),
+    ("imagew", "imageh"),
+    ("width", "height"),
+)
+WANTED = "wanted columns: image (or filename), label (or class), xmin, ymin, xmax, ymax"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where the columns stand. `box` holds four positions, or one whose text holds four numbers."""
+
+    image: int
+    label: int | None
+    box: tuple[int, ...]
+    form: str
+    size: tuple[int, int] | None = None
+    split: int | None = None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def columns_of(header: list[str]) -> Columns | None:
+    """The columns by their names; None where picture or box cannot be told."""
+    plain = [_plain(name) for name in header]
+    where = {name: plain.index(name) for name in plain}
+    box = next(
+        ((form, tuple(where[name] for name in names)) for form, names in _BOXES if all(n in where for n in names)), None
+    )
+    if box is None:
+        text = next((where[name] for name in _BOX_TEXT if name in where), None)
+        box = None if text is None else ("xywh", (text,))
+    image = next((where[name] for name in _IMAGE if name in where), None)
+    if box is None or image is None:
+        return None
+    label = next((where[name] for name in _LABEL if name in where and where[name] != image), None)
+    size = next(
+        (
+            tuple(where[name] for name in names)
+            for names in _SIZES
+            if all(n in where and where[n] not in box[1] for n in names)
+        ),
+        None,
+    )
+    return Columns(image, label, box[1], box[0], size, next((where[name] for name in _SPLIT if name in where), None))
+
+
+def _columns_by_content(row: list[str]) -> Columns | None:
+    """The columns of a table without a header: one picture's name, four numbers, at most one other text."""
+    names = [i for i, cell in enumerate(row) if os.path.splitext(cell.strip())[1].lower() in SUFFIXES]
+    numbers = [i for i, cell in enumerate(row) if _is_number(cell)]
+    rest = [i for i in range(len(row)) if i not in names and i not in numbers and row[i].strip()]
+    if len(names) != 1 or len(numbers) != 4 or len(rest) > 1:
+        return None
+    return Columns(names[0], rest[0] if rest else None, tuple(numbers), "xyxy")
+
+
+def find_columns(index: Index, text: str) -> tuple[Columns | None, str, int, bool]:
+    """(columns, separator, lines before the first row of data, whether there is a header)."""
+    lines = text.split("\n")
+    skip = 0
+    while skip < len(lines) and _is_preamble(index, lines[skip]):
+        skip += 1
+    for has_header, told in ((True, columns_of), (False, _columns_by_content)):
+        for separator in (",", ";", "\t", "|"):
+            cells = next(cells_of(lines[skip], separator), (0, []))[1] if skip < len(lines) else []
+            columns = told(cells)
+            if columns is not None:
+                return columns, separator, skip + has_header, has_header
+    return None, ",", skip, False
+
+
+def _is_preamble(index: Index, line: str) -> bool:
+    """A blank line, Excel's "sep=;", or a comment (a picture may be called "#1.jpg", so the first cell decides)."""
+    text = line.strip()
+    comment = text.startswith("#") and not index.same_stem(re.split(r"[,;\t|]", text)[0])
+    return not text or comment or re.fullmatch(r"sep=.", text) is not None
+
+
+def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """(line number, cells) of each row, by the csv module."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        yield line, row
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        number(cell)
+    except NumberFault as fault:
+        return fault.kind == "nonfinite"
+    return True
