@@ -6,6 +6,8 @@
     task = DetectionTask.restore(config, checkpoint.state)   # without data, for predict and export
 """
 
+from dataclasses import asdict
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +21,8 @@ from PIL import Image
 
 from finite.config import Config
 from finite.data.augment import Augmentation
-from finite.data.folder import read_folder
+from finite.data.audit import Audit, check
+from finite.data import audit_show
 from finite.data.sample import ImageRecord, ImageSet, Object
 from finite.data.scaler import BoxScaler, channel_statistics
 from finite.data.select import BACKGROUND, class_names, select
@@ -72,13 +75,15 @@ class DetectionTask:
         Raises UserError.
         """
         config = self.config.data
-        found = read_folder(config.root, config.format, config.voc_base)
+        audit = self._audit(config.root)
+        found = audit.image_set
+        write_json(folder / "findings.json", [asdict(finding) for finding in audit.findings])
         classes = class_names(config.object, found.classes, config.background)
         if self.classes is not None and classes != self.classes:
             raise UserError(f"{config.root}: has the classes {', '.join(classes)}; the run was trained on {', '.join(self.classes)}")
         self.classes = classes
 
-        notes, left_out = [], Counter()
+        notes, left_out = audit_show.sentences(audit.findings), Counter()
         declared = {}
         for name, records in found.splits.items():
             chosen = select(records, config.object)
@@ -87,7 +92,9 @@ class DetectionTask:
         if config.test is not None:
             if declared.get("test"):
                 notes.append(f"{len(declared['test'])} test images of {config.root} are not used: data.test is {config.test}")
-            others, reasons = self._foreign(read_folder(config.test, config.format, config.voc_base))
+            tested = self._audit(config.test)
+            notes += audit_show.sentences(tested.findings)
+            others, reasons = self._foreign(tested.image_set)
             declared["test"] = [record for record, _ in others]
             left_out.update(reasons)
             self._refuse_overlap(declared)
@@ -107,11 +114,22 @@ class DetectionTask:
             "images": {name: len(samples[name]) for name in NAMES},
             "classes": {name: self._counts(samples[name]) for name in NAMES},
             "left_out": dict(left_out),
-            "findings": dict(Counter(finding.kind for finding in found.findings)),
+            "findings": dict(Counter(finding.kind for finding in audit.findings)),
             **self._measure(sources["train"], notes),
             "notes": notes,
         }
         return Sources(sources["train"], sources["validation"], sources["test"], facts)
+
+    def _audit(self, root: Path) -> Audit:
+        """Every file of the folder read and every image decoded, once: remembered beside the runs, an unchanged folder
+        costs nothing. Raises UserError when nothing can be trained on, or the user must decide something first."""
+        config = self.config
+        name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        cache = config.runs / ".audits" / f"{name}.json" if config.runs.is_dir() else None
+        audit = check(root, config.data.format, config.data.voc_base, config.model.image_size, config.training.batch_size, cache)
+        if not audit.usable:
+            raise UserError(audit.why_unusable())
+        return audit
 
     def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[DetectionSource, dict[str, Any]]:
         """All images of another folder of any format, to be scored by this task's classes; and the facts about it.
@@ -119,7 +137,7 @@ class DetectionTask:
         Images whose object is of a class that the network does not know, and the files in `seen` (resolved paths: what
         the network was trained on), are left out and counted. Raises UserError.
         """
-        found = read_folder(root, "auto", self.config.data.voc_base)
+        found = check(root, "auto", self.config.data.voc_base).image_set
         samples, left_out = self._foreign(found)
         fresh = [sample for sample in samples if sample[0].path.resolve() not in seen]
         if len(fresh) < len(samples):
