@@ -139,6 +139,7 @@ def facts(trained: Trained) -> dict[str, Any]:
     incidents = trained.run.incidents
     return {
         "checkpoint": trained.origin(),
+        "healthy_steps": counts["healthy"],
         "skipped_steps": counts["refused"],
         "overflow_steps": counts["overflow"],
         "incidents": sum(1 for path in incidents.iterdir() if path.is_dir()) if incidents.is_dir() else 0,

@@ -14,7 +14,9 @@ def run(config: Config, options: TrainOptions, console: Console) -> None:
     if sources is None:
         return
     trained = open_trained(folder, console)
-    evaluate.finish(trained, sources, console)
+    metrics = evaluate.finish(trained, sources, console)
+    told = f"{metrics['healthy_steps']} healthy, {metrics['overflow_steps']} overflow, {metrics['skipped_steps']} refused"
+    console.line(f"steps of the run: {told}; samples in quarantine: {metrics['quarantined']}")
     export.write(trained, sources.validation, console)
     entries = {
         "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures, "checkpoints": folder.checkpoints,

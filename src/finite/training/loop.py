@@ -24,7 +24,7 @@ from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.optimizers import RatedOptimizer
 from finite.training.scaling import LossScale
 from finite.training.stages import freeze, learning_rate
-from finite.training.state import EpochSums, Position, assign, collect, with_precision
+from finite.training.state import EpochSums, Position, assign, collect
 from finite.training.step import GuardedStep, StepRules
 
 
@@ -36,6 +36,7 @@ class Run:
     task: Task
     source: Source
     network: nn.Cell
+    computing: nn.Cell  # the same network in the run's precision; made once, as a second wrapping would cast again
     constants: frozenset[str]
     guard: Guard
     scale: LossScale
@@ -58,7 +59,7 @@ class StageLoop:
         self.steps_per_epoch = self.loader.steps()
         rules = StepRules(stage.weights, config.loss.bound, config.loss.cap, config.training.clip_norm,
                           config.guard.statistics_jump, config.guard.spike.mode == "refuse")
-        cell = run.task.terms_cell(with_precision(run.network, config.training.precision))
+        cell = run.task.terms_cell(run.computing)
         self.step = GuardedStep(cell, self.optimizer, run.source.fields, run.task.terms, run.task.points,
                                 run.task.groups, config.training.batch_size, rules)
 

@@ -28,7 +28,7 @@ from finite.training.loop import Run, StageLoop
 from finite.training.scaling import LossScale
 from finite.training.scoring import Scorer
 from finite.training.stages import constants_of
-from finite.training.state import EpochSums, Position, assign, collect, restore_network, use_device
+from finite.training.state import EpochSums, Position, assign, collect, restore_network, use_device, with_precision
 
 #: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
 NEEDED_BYTES = 500_000_000
@@ -110,7 +110,7 @@ def tell_facts(console: Console, facts: Mapping[str, Any]) -> None:
     """What was read, in a few lines: names with their figures, then the notes."""
     def flat(value: Any) -> str:
         if isinstance(value, Mapping):
-            return ", ".join(f"{k} {flat(v)}" if not isinstance(v, Mapping) else f"{k} ({flat(v)})" for k, v in value.items())
+            return ", ".join(f"{k} {flat(v)}" if not isinstance(v, Mapping) else f"{k} ({flat(v)})" for k, v in value.items() if v != [])
         if isinstance(value, (list, tuple)):
             return " ".join(map(flat, value))
         return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -138,7 +138,8 @@ class Session:
         self.overfit = overfit
         network = task.network()
         half = config.training.precision != "O0"
-        self.run = Run(config, task, sources.train, network, constants_of(network), Guard(config.guard),
+        computing = with_precision(network, config.training.precision)
+        self.run = Run(config, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
                        LossScale(half, config.training.loss_scale), History(folder.history), Position(), EpochSums(),
                        console.warn)
         self.keeper = checkpoint.Keeper(folder, config.checkpoint.keep)
