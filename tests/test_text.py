@@ -33,7 +33,7 @@ def test_a_legacy_code_page_is_guessed_and_named(text, codec):
 def test_a_declared_code_page_goes_before_the_guess_but_not_before_utf8():
     assert decode("\u00e9".encode("latin-1"), "iso-8859-1") == Text("\u00e9")
     assert decode("\u732b".encode("gb2312"), "gb2312") == Text("\u732b")  # two bytes that are UTF-8 as well
-    assert decode("\u56fe\u7247".encode(), "gb2312") == Text("\u56fe\u7247")  # three bytes each: UTF-8 after all
+    assert decode("\u56fe\u7247".encode(), "gb18030") == Text("\u56fe\u7247")  # three bytes each: UTF-8 after all
     assert decode("\u00e9".encode(), "iso-8859-1").text == "\u00e9"
     assert decode("\u00e9".encode("cp1252"), "no-such-codec").text == "\u00e9"
 

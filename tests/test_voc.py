@@ -99,6 +99,8 @@ def test_an_image_that_lost_its_only_object_is_no_negative_but_one_without_objec
         picture(tmp_path / f"{name}.jpg")
     voc(tmp_path / "a.xml", voc_object((5, 5, 5, 20)))
     voc(tmp_path / "b.xml")
+    picture(tmp_path / "c.jpg")
+    voc(tmp_path / "c.xml", voc_object((5, 5, "x", 20)))
     records = read(tmp_path).splits["all"]
     assert [(record.id, record.negative, record.objects) for record in records] == [("b.jpg", True, ())]
 
@@ -114,6 +116,12 @@ def test_difficult_objects_are_kept_but_never_a_target(tmp_path):
     picture(tmp_path / "a.jpg")
     voc(tmp_path / "a.xml", voc_object((11, 6, 30, 20), more="<difficult>1</difficult>"))
     assert [obj.ignore for obj in read(tmp_path).splits["all"][0].objects] == [True]
+
+
+def test_xml_that_pulls_in_a_document_type_is_refused(tmp_path):
+    picture(tmp_path / "a.jpg")
+    (tmp_path / "a.xml").write_text(f'<!DOCTYPE annotation SYSTEM "a.dtd"><annotation>{GOOD}</annotation>')
+    assert said(read(tmp_path)) == [("xml_entity", "drop_file")]
 
 
 def test_xml_with_entities_is_refused_unread_and_the_others_are_used(tmp_path):
