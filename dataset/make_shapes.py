@@ -4,20 +4,22 @@
     python dataset/make_shapes.py --seed 8 --images 500 --split test --out dataset/shapes-other
 
 Colour, background, size, place and rotation say nothing about the class; the object is lighter than what surrounds it,
-in any hue; one image in three has a tenth to a quarter of the object covered, and the box is still that of the whole object. Image i of seed s is a pure function of (s, i): with
-the same versions of numpy and Pillow the files are the same byte for byte. Needs only numpy and Pillow.
+in any hue. In one image of three a tenth to a quarter of the object is covered; the box is still that of the whole
+object. Image i of seed s is a pure function of (s, i): with the same versions of numpy and Pillow its bytes are the
+same, on however many cores the set is drawn. Needs only numpy and Pillow.
 """
 
 import argparse
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 import json
-from multiprocessing import get_context
 import os
 import re
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +91,7 @@ def coverage(outer: np.ndarray, hole: np.ndarray | None, width: int, height: int
 
 
 def light_colour(rng: np.random.Generator, around: np.ndarray) -> np.ndarray:
-    """A random colour (3,) lighter by CONTRAST than nine tenths of the colours `around` (P, 3); the best of 32 if none is."""
+    """A random colour lighter by CONTRAST than nine tenths of the colours `around` (P, 3); else the best of 32."""
     candidates = rng.uniform(*LIGHT, (32, 3)).astype(np.float32)
     apart = candidates @ LUMINANCE - np.percentile(around @ LUMINANCE, 90)
     good = np.flatnonzero(apart >= CONTRAST)
@@ -254,36 +256,42 @@ def write_set(folder: Path, seed: int, images: int, only: str | None) -> None:
     (folder / "annotations").mkdir()
     categories = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, start=1)]
     parts: dict[str, dict] = {}
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        drawn = pool.map(partial(draw_file, folder / "images", seed), range(images), chunksize=64)
-        for index, (split, (name, drawing)) in enumerate(zip(split_of(images, only), drawn)):
-            info = {"description": f"drawn shapes, {split}", "version": str(VERSION)}
-            empty = {"info": info, "licenses": [], "categories": categories, "images": [], "annotations": []}
-            add(parts.setdefault(split, empty), index, name, drawing)
+    for split, (image, annotation) in zip(split_of(images, only), draw_files(folder / "images", seed, images)):
+        info = {"description": f"drawn shapes, {split}", "version": str(VERSION)}
+        empty = {"info": info, "licenses": [], "categories": categories, "images": [], "annotations": []}
+        part = parts.setdefault(split, empty)
+        part["images"].append(image)
+        part["annotations"].append(annotation)
     for split, part in parts.items():
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(part))
     (folder / "made_by.json").write_text(json.dumps(recipe(seed, images, only), indent=2) + "\n")
 
 
-def draw_file(folder: Path, seed: int, index: int) -> tuple[str, Drawing]:
-    """Draw image `index` into `folder`; returns the file's name and the drawing."""
+def draw_files(folder: Path, seed: int, images: int) -> Iterator[tuple[dict, dict]]:
+    """`draw_file` for every index, in order; on all cores where there is work enough to pay for starting processes."""
+    draw_one = partial(draw_file, folder, seed)
+    processes = min(os.cpu_count() or 1, images // 150)
+    if processes < 2:
+        yield from map(draw_one, range(images))
+        return
+    # Ctrl-C is the parent's to handle: leaving the block, however it is left, ends the processes.
+    with get_context("spawn").Pool(processes, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        yield from pool.imap(draw_one, range(images), chunksize=32)
+
+
+def draw_file(folder: Path, seed: int, index: int) -> tuple[dict, dict]:
+    """Draw image `index` into `folder`; returns its COCO image entry and annotation."""
     drawing = draw(seed, index)
     name = f"{index:05d}.{'png' if drawing.png else 'jpg'}"
     options = {} if drawing.png else {"quality": drawing.quality, "subsampling": 0}
     Image.fromarray(drawing.pixels).save(folder / name, **options)
-    return name, drawing
-
-
-def add(part: dict, index: int, name: str, drawing: Drawing) -> None:
-    """Add an image and its object to a COCO document."""
     height, width = drawing.mask.shape
     xmin, ymin, xmax, ymax = drawing.box
-    part["images"].append({"id": index + 1, "file_name": name, "width": width, "height": height})
     bbox = [round(value, 3) for value in (xmin, ymin, xmax - xmin, ymax - ymin)]
     note = {"id": index + 1, "image_id": index + 1, "category_id": CLASSES.index(drawing.label) + 1, "bbox": bbox}
     area = round(float(drawing.mask.sum()), 1)
     note |= {"area": area, "segmentation": [], "iscrowd": 0, "occluded": drawing.covered > 0}
-    part["annotations"].append(note)
+    return {"id": index + 1, "file_name": name, "width": width, "height": height}, note
 
 
 def recipe(seed: int, images: int, only: str | None) -> dict:
@@ -292,7 +300,7 @@ def recipe(seed: int, images: int, only: str | None) -> dict:
 
 
 def state_of(folder: Path, wanted: dict) -> str:
-    """"same": the whole set of the recipe `wanted`; "ours": another or a damaged set, and nothing else; else "foreign"."""
+    """"same": the whole set of the recipe `wanted`; "ours": another or a damaged set and nothing else; or "foreign"."""
     ours = re.compile(r"made_by\.json|images/\d{5}\.(jpg|png)|annotations/instances_(train|validation|test)\.json")
     try:
         made_by = json.loads((folder / "made_by.json").read_text())
@@ -350,6 +358,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"make_shapes.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"make_shapes.py: stopped; {options.out} is as it was", file=sys.stderr)
+        return 130
     return 0
 
 
