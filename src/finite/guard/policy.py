@@ -39,13 +39,14 @@ class Guard:
     def norm_limit(self) -> float:
         """The gradient norm above which a step is a spike: `factor` times the median of the recent healthy norms.
 
-        The median, because one large norm must not raise the limit for the next; infinite when off or until a quarter
-        of the window is known.
+        The median, because one large norm must not raise the limit for the next; infinite when off, until a quarter
+        of the window is known, and when half the norms are 0 (batches without a box in a stage that trains boxes only).
         """
         spike = self.rules.spike
         if spike.mode == "off" or len(self.norms) < max(spike.window // 4, 2):
             return float("inf")
-        return float(np.median(self.norms)) * spike.factor
+        limit = float(np.median(self.norms)) * spike.factor
+        return limit if limit > 0 else float("inf")
 
     def rate_factor(self) -> float:
         return self.rules.rate_factor**self.rewinds

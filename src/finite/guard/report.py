@@ -16,7 +16,8 @@ HEAD = ("ok", "total", "norm", "norm_clipped", "learning_rate", "scale", "norm_l
 @dataclass(frozen=True)
 class Layout:
     """The blocks of the report vector, in order, each with its shape. T terms, B samples, F checked fields, P trained
-    parameters, S BatchNorm statistics, K key points, G groups."""
+    parameters, S BatchNorm statistics, K key points, G groups. `active` (T,): whether the term counts in the loss; the
+    others are measured all the same."""
 
     terms: tuple[str, ...]
     fields: tuple[str, ...]
@@ -25,6 +26,7 @@ class Layout:
     points: tuple[str, ...]
     groups: tuple[str, ...]
     batch: int
+    active: tuple[bool, ...]
 
     def blocks(self) -> list[tuple[str, tuple[int, ...]]]:
         t, b, p = len(self.terms), self.batch, len(self.parameters)

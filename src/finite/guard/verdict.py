@@ -42,11 +42,14 @@ def judge(report: StepReport, half: bool) -> Verdict:
                        f"{_listed(names)} of {_rows(rows)} not finite or out of range")
     if report.rate_bad:
         return Verdict(BAD_STATE, names=("learning_rate",), sentence=f"the learning rate is {report.learning_rate}")
-    table = report.table_bad()
-    terms = tuple(report.bad_terms())
+    # A term out of use may be bad in a step that was refused for something else.
+    table = report.table_bad() & np.array(report.layout.active)[:, None]
+    faulty = table.any(axis=1)
+    terms = tuple(name for name, bad in zip(report.layout.terms, faulty) if bad)
     if terms:
         rows = tuple(int(r) for r in np.nonzero(table.any(axis=0))[0])
-        whole = len(rows) == int((report.used > 0).sum()) and len(rows) > 1
+        counting = (report.blocks["weights"][faulty] > 0).any(axis=0)  # not all samples have a value in every term
+        whole = len(rows) == int(counting.sum()) and len(rows) > 1
         # When every sample's value is bad, no sample is to blame: it is the weights, or the formula.
         return Verdict(BAD_TERM, () if whole else rows, terms, tuple(report.bad_points()),
                        f"loss term {_listed(terms)} is not finite for {'every sample' if whole else _rows(rows)}")

@@ -130,7 +130,9 @@ class Keeper:
     def save(self, tensors: Mapping[str, np.ndarray], state: Mapping[str, Any], best: bool) -> None:
         path = self.run.checkpoints / f"step-{state['step']:06d}{SUFFIX}"
         write(path, tensors, state)
-        for name in ("last", "best") if best else ("last",):
+        # `last` comes last: a run killed in between goes on from the one before and makes the same `best` again, while
+        # a `last` that names a `best` which was never moved would never be mended.
+        for name in ("best", "last") if best else ("last",):
             self._point(name, path)
         files = sorted(self.run.checkpoints.glob(f"step-*{SUFFIX}"))
         for old in files[: max(len(files) - 1 - self.keep, 0)]:

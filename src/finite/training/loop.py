@@ -53,7 +53,6 @@ class StageLoop:
     def __init__(self, run: Run, stage: Stage):
         config, self.run, self.stage = run.config, run, stage
         trained = freeze(run.network, stage.freeze, run.task.groups, run.constants)
-        self.rate = stage.learning_rate  # of the last step, for the epoch's line
         self.optimizer = RatedOptimizer(config.optimizer, trained)
         self.loader = Loader(run.source, config.training.batch_size, config.seed, config.data.threads)
         self.steps_per_epoch = self.loader.steps()
@@ -99,7 +98,7 @@ class StageLoop:
         """Attempt a step, and once more without the samples that the verdict names. Returns figures for the display."""
         run, position = self.run, self.run.position
         in_stage = position.epoch * self.steps_per_epoch + position.step_in_epoch
-        rate = self.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
+        rate = run.sums.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
         started = time.perf_counter()
         report, verdict = self.attempt(batch, rate)
         if verdict.kind != v.HEALTHY:
@@ -174,7 +173,7 @@ class StageLoop:
         if guard.bad_in_row or run.position.step % run.config.guard.check_every == 0:
             faults = self.state_faults()
         if faults:
-            self.event("bad state", f"{faults[0]} is not finite ({len(faults)} tensors)", verdict=v.BAD_STATE)
+            self.event("bad state", f"{faults[0]} is not finite ({len(faults)} tensors)", run.position.step, verdict=v.BAD_STATE)
         if faults or guard.must_rewind():
             self.rewind(faults)
 
@@ -191,7 +190,7 @@ class StageLoop:
         why = f"{faults[0]} was not finite" if faults else f"{guard.bad_in_row} bad steps in a row"
         guard.rewound()
         self.event("rewind", f"{why}: back to the state after step {run.snapshot['step']}, learning rate x "
-                             f"{guard.rate_factor():g}", to=run.snapshot["step"])
+                             f"{guard.rate_factor():g}", run.position.step, to=run.snapshot["step"])
         if guard.must_stop():
             raise GuardStop(
                 f"stopped after step {run.position.step}: {guard.rewinds_in_row} times back to the last good state did not "
@@ -202,7 +201,8 @@ class StageLoop:
         """Verify the state and keep it as the one to go back to; a bad one is rewound first."""
         faults = self.state_faults()
         if faults:
-            self.event("bad state", f"{faults[0]} is not finite ({len(faults)} tensors)", verdict=v.BAD_STATE)
+            self.event("bad state", f"{faults[0]} is not finite ({len(faults)} tensors)", self.run.position.step,
+                       verdict=v.BAD_STATE)
             self.rewind(faults)
         self.run.snapshot = {"tensors": collect(self.run.network, self.optimizer), "scale": self.run.scale.state(),
                              "step": self.run.position.step}
@@ -221,10 +221,10 @@ class StageLoop:
         self.event("refused", f"{verdict.kind}: {verdict.sentence}{shown}", verdict=verdict.kind, terms=list(verdict.terms),
                    names=list(verdict.names)[:10], samples=samples)
 
-    def event(self, kind: str, text: str, **facts: Any) -> None:
+    def event(self, kind: str, text: str, step: int | None = None, **facts: Any) -> None:
+        """Record and say what happened at a step: the one under way, unless `step` (from 1) says which."""
         run = self.run
-        run.history.append({"kind": "event", "stage": self.stage.name, "epoch": run.position.epoch + 1,
-                            "step": run.position.step + 1, "event": kind, "text": text, **facts})
-        run.say(f"step {run.position.step + 1}: {text}")
-
-
+        step = run.position.step + 1 if step is None else step
+        run.history.append({"kind": "event", "stage": self.stage.name, "epoch": run.position.epoch + 1, "step": step,
+                            "event": kind, "text": text, **facts})
+        run.say(f"step {step}: {text}")

@@ -43,6 +43,7 @@ class EpochSums:
     healthy: int = 0
     overflow: int = 0
     refused: int = 0
+    rate: float = 0.0  # learning rate of the last step
     raw: dict[str, float] = field(default_factory=dict)
     weighted: dict[str, float] = field(default_factory=dict)
 

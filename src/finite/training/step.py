@@ -96,7 +96,8 @@ class GuardedStep(nn.Cell):
         self.buffer_owner = Tensor(owner) if sizes else None
         self.buffer_slices = tuple((int(s), int(s + n)) for s, n in zip(np.cumsum([0, *sizes]), sizes))
         self.layout = Layout(tuple(terms), tuple(fields[i].name for i, _, _ in self.checked), tuple(names),
-                             tuple(b.name for b in self.buffers), tuple(points), tuple(groups), batch)
+                             tuple(b.name for b in self.buffers), tuple(points), tuple(groups), batch,
+                             tuple(w != 0.0 for w in self.term_weights))
         self.value_and_grad = ms.value_and_grad(self.loss, None, self.parameters_trained, has_aux=True)
 
     def loss(self, scale, *batch):

@@ -69,12 +69,14 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
     if options.resume is not None:
         folder = options.resume
         saved, trouble = checkpoint.newest(folder)
-        if saved.state["done"] and folder.metrics.exists() and (folder.export / "model.json").exists():
-            console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained, scored and exported")
-            return folder, None
-        console.attach(folder.log)
+        done = saved.state["done"] and folder.metrics.exists() and (folder.export / "model.json").exists()
+        if not done:
+            console.attach(folder.log)
         for line in trouble:
             console.warn(f"{line}; going on from {saved.path.name} (step {saved.state['step']})")
+        if done:
+            console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained, scored and exported")
+            return folder, None
     else:
         folder = RunFolder.create(config.runs, options.run)
     folder.check_writable(NEEDED_BYTES)
@@ -241,7 +243,7 @@ class Session:
             self.best = {"score": score, "terms": terms, "step": run.position.step, "stage": stage.name,
                          "epoch": run.position.epoch + 1}
         sums = run.sums
-        line = {"epoch": run.position.epoch + 1, "terms": sums.terms(), "rate": loop.rate,
+        line = {"epoch": run.position.epoch + 1, "terms": sums.terms(), "rate": sums.rate,
                 "scale": run.scale.value if run.scale.half else None, "healthy": sums.healthy, "overflow": sums.overflow,
                 "refused": sums.refused, "validation": validation}
         share = (loop.loader.wait_seconds - waited) / max(seconds, 1e-9)
