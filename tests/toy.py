@@ -71,10 +71,12 @@ def toy_batch(arrays: dict[str, np.ndarray]) -> Batch:
 def toy_step(batch: int = 8, optimizer: str = "adam", bound: str = "scaled", network: ToyNetwork | None = None,
              weights: dict[str, float] | None = None, refuse_spikes: bool = True, half: bool = False,
              trained: list | None = None) -> GuardedStep:
-    """A guarded step over the toy network, all of it trained unless `trained` says otherwise."""
+    """A guarded step over the toy network, all of it trained unless `trained` says otherwise: then the network is in
+    the mode that its stage put it into."""
     network = network or ToyNetwork()
-    network.set_train(True)
-    trained = trained or network.trainable_params()
+    if trained is None:
+        network.set_train(True)
+        trained = network.trainable_params()
     cell = ToyTerms(with_precision(network, "O2" if half else "O0"))
     rules = StepRules(weights or {"class": 1.0, "box": 0.5}, bound, 10.0, 1.0, 1e4, refuse_spikes)
     return GuardedStep(cell, RatedOptimizer(Optimizer(name=optimizer), trained), FIELDS, TERMS, POINTS, GROUPS, batch, rules)

@@ -77,7 +77,7 @@ def load(path: Path) -> Checkpoint:
         (length,) = struct.unpack("<Q", data[:8])
         if length > len(data):
             raise ValueError("the header is longer than the file")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__") or {}
         tensors = safetensors.numpy.load(data)
     except Exception as error:  # whatever the parser meets in damaged bytes; the file is the fault, not the program
         raise UserError(f"{path}: incomplete or altered ({_first_line(error)}); use another checkpoint of the run") from error
@@ -95,14 +95,18 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
+def step_files(run: RunFolder) -> list[Path]:
+    """The run's `step-NNNNNN` files, oldest first; after 999,999 the number is longer."""
+    return sorted(run.checkpoints.glob(f"step-*{SUFFIX}"), key=lambda path: (len(path.name), path.name))
+
+
 def newest(run: RunFolder) -> tuple[Checkpoint, list[str]]:
     """The newest whole checkpoint of a run, and one line about each newer one that had to be passed over.
 
     Raises UserError when none is whole.
     """
     trouble: list[str] = []
-    steps = sorted(run.checkpoints.glob(f"step-*{SUFFIX}"), reverse=True)
-    for path in [run.checkpoints / f"last{SUFFIX}", *steps]:
+    for path in [run.checkpoints / f"last{SUFFIX}", *reversed(step_files(run))]:
         if path.exists():
             try:
                 return load(path), trouble
@@ -134,7 +138,7 @@ class Keeper:
         # a `last` that names a `best` which was never moved would never be mended.
         for name in ("best", "last") if best else ("last",):
             self._point(name, path)
-        files = sorted(self.run.checkpoints.glob(f"step-*{SUFFIX}"))
+        files = step_files(self.run)
         for old in files[: max(len(files) - 1 - self.keep, 0)]:
             old.unlink()
 
