@@ -229,10 +229,19 @@ def test_keeper_works_where_hard_links_do_not(run, monkeypatch):
     def refuse(*_):
         raise OSError("no links here")
 
+    def refuse_space():
+        raise OSError(28, "No space left on device")
+
     monkeypatch.setattr(os, "link", refuse)
     save(run, 1, 2, best=(1,))
     assert names(run) == ["best", "last", "step-000001", "step-000002"]
     assert [checkpoint.load(run.checkpoints / f"{n}.safetensors").state["step"] for n in ("best", "last")] == [1, 2]
+    before = contents(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: refuse_space())
+        with pytest.raises(UserError, match="no space left"):  # a copy can fill the disk, a link can't
+            Keeper(run, 2)._point("last", run.checkpoints / "step-000001.safetensors")
+    assert contents(run) == before
 
 
 # ---- when writing fails ----------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-import shutil
 import struct
 from typing import Any
 
@@ -150,5 +149,6 @@ class Keeper:
         try:
             os.link(path, temporary)
         except OSError:  # a file system without hard links
-            shutil.copyfile(path, temporary)
-        os.replace(temporary, target)
+            write_bytes(target, path.read_bytes())
+        else:
+            os.replace(temporary, target)
