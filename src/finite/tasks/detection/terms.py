@@ -42,7 +42,9 @@ class DetectionTerms(nn.Cell):
         one_hot = ops.cast(ops.expand_dims(label, 1) == ops.arange(classes), dtype.float32)
         target = one_hot * (1.0 - self.smoothing) + self.smoothing / classes
         shifted = logits - ops.stop_gradient(ops.amax(logits, 1, True))
-        log_softmax = shifted - ops.log(ops.sum(ops.exp(shifted), 1, True))
+        # log1p of a sum that is at least exp(0): on the CPU `log` tunes its number of threads while it runs, and with it
+        # the last bit of a small batch's result.
+        log_softmax = shifted - ops.log1p(ops.sum(ops.exp(shifted), 1, True) - 1.0)
         return -ops.sum(target * log_softmax, 1)
 
     def box_loss(self, box_z, box):

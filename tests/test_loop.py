@@ -1,0 +1,315 @@
+"""The loop on a small network: faults that data, weights and rates bring in end where they began, and the run goes on."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from mindspore import ops
+from toy import CLASSES, FIELDS, GROUPS, POINTS, TERMS, ToyNetwork, ToyTerms, toy_arrays
+
+from finite.config import Checkpoint as CheckpointConfig
+from finite.config import Config, Stage
+from finite.data.pipeline import Loader
+from finite.errors import GuardStop
+from finite.guard import verdict as v
+from finite.guard.policy import Guard
+from finite.monitor.history import History
+from finite.training.checkpoint import OPTIMIZER, not_finite
+from finite.training.loop import Run, StageLoop
+from finite.training.scaling import LossScale
+from finite.training.stages import constants_of
+from finite.training.state import EpochSums, Position, assign, collect, use_device, with_precision
+
+SAMPLES, BATCH, STEPS, EPOCHS = 22, 4, 6, 2  # the last batch of an epoch is padded by two rows
+ALL = [*range(1, EPOCHS * STEPS + 1)]  # the steps' numbers
+SICK = 9
+FAULTS = {
+    "NaN pixel": ("image", (1, 2, 3), np.nan),
+    "pixel of 1e25": ("image", (0, 0, 0), 1e25),
+    "Inf in the box": ("box", 1, np.inf),
+    "label -1": ("label", (), -1),
+    "label C": ("label", (), CLASSES),
+}
+
+
+class ToySource:
+    """Drawn samples with an augmentation; `fault` (field, place, value) is put into sample SICK, in training and out."""
+
+    fields = FIELDS
+
+    def __init__(self, fault=None):
+        self.arrays, self.fault = toy_arrays(SAMPLES, seed=3), fault
+        self.ids = [f"toy-{i}.png" for i in range(SAMPLES)]
+        self.origins = [f"labels.csv:{i + 2}" for i in range(SAMPLES)]
+        self.read = []  # (sample, epoch)
+
+    def __len__(self):
+        return SAMPLES
+
+    def row(self, index, seed, epoch):
+        self.read.append((index, epoch))
+        row = {name: np.array(values[index]) for name, values in self.arrays.items()}
+        row["image"] *= np.float32(np.random.default_rng((seed, epoch, index)).uniform(0.8, 1))
+        if self.fault is not None and index == SICK:
+            field, place, value = self.fault
+            row[field][place] = value
+        return row
+
+
+class BrokenFormula(ToyTerms):
+    """A box term that is NaN for a legal value: the root of a negative number."""
+
+    def construct(self, image, label, box, class_weight, box_weight):
+        values, weights, points = super().construct(image, label, box, class_weight, box_weight)
+        return (values[0], values[1] + 0.01 * ops.sqrt(box[:, 0] - 1.0)), weights, points
+
+
+def make(terms=ToyTerms, precision="O0", **training) -> StageLoop:
+    """A loop that isn't compiled yet; `loop.start` keeps the state in which it was made."""
+    use_device(Config())
+    config = Config.model_validate({"training": {"batch_size": BATCH, "precision": precision, **training},
+                                    "stages": [stage_at(1e-2).model_dump()]})
+    task = SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, terms_cell=terms)
+    network = ToyNetwork()
+    run = Run(config, task, ToySource(), network, with_precision(network, precision), constants_of(network), Guard(config.guard),
+              LossScale(precision != "O0", config.training.loss_scale), None, Position(), EpochSums(), print)
+    loop = StageLoop(run, config.stages[0])
+    loop.start = state(loop)
+    return loop
+
+
+def stage_at(rate):
+    return Stage(name="joint", epochs=EPOCHS, learning_rate=rate, weights={"class": 1.0, "box": 0.5})
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """One loop for all tests that don't need another graph: compiling takes most of the time here."""
+    return make()
+
+
+def begin(loop, folder, source=None, rate=1e-2, **guard) -> StageLoop:
+    """The loop as a new run: start weights, empty history. `seen` takes down each attempt, `told` what is said."""
+    assign(loop.run.network.get_parameters(), loop.start)
+    assign(loop.optimizer.state(), loop.start, OPTIMIZER)
+    config = Config.model_validate(loop.run.config.model_dump() | {"guard": guard})
+    source, seen, told = source or ToySource(), [], []
+    loop.run = replace(
+        loop.run, config=config, source=source, guard=Guard(config.guard), history=History(folder / "history.jsonl"),
+        scale=LossScale(loop.run.scale.half, config.training.loss_scale), position=Position(), sums=EpochSums(),
+        say=told.append, snapshot=None)
+    loop.stage, loop.loader, loop.seen, loop.told = stage_at(rate), Loader(source, BATCH, config.seed), seen, told
+
+    def attempt(batch, rate):
+        report, verdict = StageLoop.attempt(loop, batch, rate)
+        seen.append(Seen(loop.run.position.step + 1, batch.indices, batch.use, rate, verdict.kind))
+        return report, verdict
+
+    loop.attempt = attempt
+    loop.keep()
+    return loop
+
+
+class Seen(NamedTuple):
+    """An attempt at a step."""
+
+    step: int
+    indices: np.ndarray
+    use: np.ndarray
+    rate: float
+    kind: str
+
+
+def train(loop, after=lambda step: None) -> SimpleNamespace:
+    """All epochs, and what came of them; `after` is called after each step with its number, from 1."""
+    while loop.run.position.stage == 0:
+        assert loop.epoch(lambda info: after(loop.run.position.step), lambda: False, lambda: None)
+        loop.keep()
+        loop.run.history.append({"kind": "epoch", "rate": loop.run.sums.rate, "terms": loop.run.sums.terms()})
+        loop.run.sums = EpochSums()
+        loop.run.position.next_epoch(EPOCHS)
+    return result(loop)
+
+
+def result(loop) -> SimpleNamespace:
+    history = [{key: value for key, value in line.items() if key != "clock"} for line in loop.run.history.read()]
+    steps, events = ([line for line in history if line["kind"] == kind] for kind in ("step", "event"))
+    return SimpleNamespace(history=history, steps=steps, events=events, state=state(loop), seen=loop.seen, told=loop.told,
+                           guard=loop.run.guard)
+
+
+def state(loop):
+    return collect(loop.run.network, loop.optimizer)
+
+
+def updates(tensors):
+    """How often Adam has moved the weights, from the power of its first decay."""
+    return round(float(np.log(tensors["optimizer.beta1_power"]) / np.log(0.9)))
+
+
+def numbers(steps):
+    return [line["step"] for line in steps]
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        assert np.array_equal(first[name], second[name]), f"{name} differs"
+
+
+@pytest.fixture(scope="module")
+def clean(compiled, tmp_path_factory):
+    return train(begin(compiled, tmp_path_factory.mktemp("clean")))
+
+
+@pytest.fixture(scope="module")
+def without(compiled, tmp_path_factory):
+    """The run in which the sample has been in quarantine from the start."""
+    loop = begin(compiled, tmp_path_factory.mktemp("without"))
+    loop.run.guard.quarantine[SICK] = "known to be bad"
+    return train(loop)
+
+
+def test_clean_run_makes_every_step_once_and_meets_every_sample_once_an_epoch(clean):
+    assert numbers(clean.steps) == ALL
+    assert {line["verdict"] for line in clean.steps} == {v.HEALTHY} and clean.events == []
+    assert len(clean.seen) == updates(clean.state) == len(ALL)
+    for epoch in range(EPOCHS):
+        steps = clean.seen[epoch * STEPS : (epoch + 1) * STEPS]
+        assert sorted(int(i) for s in steps for i in s.indices[s.use > 0]) == [*range(SAMPLES)]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_sample_is_set_aside_and_the_run_is_as_if_it_had_never_been_there(name, compiled, clean, without, tmp_path):
+    source = ToySource(FAULTS[name])
+    run = train(begin(compiled, tmp_path, source))
+
+    assert numbers(run.steps) == ALL  # the rerun has its step's number
+    assert {line["verdict"] for line in run.steps} == {v.HEALTHY}
+    assert updates(run.state) == len(ALL)  # one update for each, the rerun included
+    assert_same(run.state, without.state)
+
+    bad = [s.step for s in run.seen if s.kind == v.BAD_INPUT]
+    assert len(bad) == 1 and len(run.seen) == len(ALL) + 1
+    refused, quarantine = run.events
+    assert (refused["event"], refused["step"], refused["verdict"]) == ("refused", bad[0], v.BAD_INPUT)
+    assert refused["samples"] == [f"toy-{SICK}.png"] and FAULTS[name][0] in refused["text"]
+    assert (quarantine["event"], quarantine["step"]) == ("quarantine", bad[0])
+    assert quarantine["sample"] == f"toy-{SICK}.png" and quarantine["origin"] == f"labels.csv:{SICK + 2}"
+    assert all(f"toy-{SICK}.png" in text for text in run.told)
+
+    assert (SICK, 0) in source.read and (SICK, 1) not in source.read  # in quarantine it isn't even read
+    applied = [s for s in run.seen if s.kind == v.HEALTHY]
+    for ours, theirs in zip(applied, clean.seen, strict=True):  # order and rate of all steps as in the clean run
+        counted = theirs.indices[(theirs.use > 0) & (theirs.indices != SICK)]
+        assert ours.rate == theirs.rate and np.array_equal(ours.indices[ours.use > 0], counted)
+    assert run.guard.counts == {"healthy": 12, "overflow": 0, "refused": 1, "rerun": 1} and run.guard.rewinds == 0
+
+
+def test_sample_blamed_by_a_term_is_left_out_at_once_and_set_aside_at_the_second_time(tmp_path):
+    run = train(begin(make(terms=BrokenFormula), tmp_path, ToySource(("box", 0, 0.5))))  # 0.5 is a legal coordinate
+    bad = [s for s in run.seen if s.kind == v.BAD_TERM]
+    assert len(bad) == 2 and all(SICK in s.indices for s in bad)
+    assert [e["event"] for e in run.events] == ["refused", "refused", "quarantine"]
+    assert all(e["samples"] == [f"toy-{SICK}.png"] and e["terms"] == ["box"] for e in run.events[:2])
+    assert [e["step"] for e in run.events] == [bad[0].step, bad[1].step, bad[1].step]
+    assert numbers(run.steps) == ALL and {line["verdict"] for line in run.steps} == {v.HEALTHY}
+    assert updates(run.state) == len(ALL)
+    assert list(run.guard.quarantine) == [SICK] and not_finite(run.state) == []
+
+
+def poison(loop):
+    moment = next(p for p in loop.optimizer.state() if "moment1" in p.name and "classifier.weight" in p.name)
+    value = moment.asnumpy().copy()
+    value[0, 0] = np.nan
+    assign([moment], {moment.name: value})
+
+
+@pytest.mark.parametrize("check_every, found", [(100, 5), (4, 4)])
+def test_nan_in_a_moment_is_found_and_the_run_goes_on_from_the_last_good_state(
+        check_every, found, compiled, clean, tmp_path):
+    """Of a moment the step itself knows nothing: the update after it ruins a weight, which the step after that reports."""
+    loop, after = begin(compiled, tmp_path, check_every=check_every), {}
+
+    def act(step):
+        if step == 3:
+            poison(loop)
+        after[step] = state(loop)
+
+    run = train(loop, act)
+    assert [e["event"] for e in run.events] == ["refused", "bad state", "rewind"][found == 4 :]
+    assert {e["step"] for e in run.events} == {found} and any("back to the state after step 0" in t for t in run.told)
+    assert not_finite(after[found - 1])  # it had been there
+    assert_same(after[found], loop.start)
+    assert not any(not_finite(after[step]) for step in range(found, len(ALL) + 1))
+    assert numbers(run.steps) == ALL and updates(run.state) == len(ALL) - found  # counted from the state gone back to
+    for ours, theirs in zip(run.seen, clean.seen, strict=True):  # the data order goes on, at half the rate
+        assert np.array_equal(ours.indices, theirs.indices)
+        assert ours.rate == theirs.rate * (0.5 if ours.step > found else 1.0)
+
+
+def test_rate_that_is_too_high_is_lowered_by_going_back_and_the_run_recovers(compiled, tmp_path):
+    run = train(begin(compiled, tmp_path, rate=1e20, rewind_after=2, rate_factor=1e-22))
+    verdicts = [line["verdict"] for line in run.steps]
+    assert verdicts[0] == v.HEALTHY and v.HEALTHY not in verdicts[1:3]  # one step ruins it, two are refused
+    assert verdicts[3:] == [v.HEALTHY] * 9
+    assert [e["step"] for e in run.events if e["event"] == "rewind"] == [3]
+    assert not_finite(run.state) == [] and float(np.abs(run.state["classifier.weight"]).max()) < 10
+
+
+def test_run_that_going_back_does_not_help_is_stopped_with_its_last_good_state(compiled, tmp_path):
+    loop = begin(compiled, tmp_path, rate=1e20, rewind_after=2, stop_after=2)
+    with pytest.raises(GuardStop, match="stopped after step 6: 2 times back"):
+        train(loop)
+    run = result(loop)
+    assert_same(run.state, loop.start)
+    assert [line["verdict"] == v.HEALTHY for line in run.steps] == [True, False, False] * 2
+    assert run.steps[3]["rate"] < 0.5 * run.steps[2]["rate"]  # halved, and the cosine
+    assert [e["step"] for e in run.events if e["event"] == "rewind"] == [3, 6]
+    assert not any(e.get("samples") for e in run.events)  # nobody's fault in particular
+
+
+def test_overflow_in_half_precision_lowers_the_scale_and_nothing_else(tmp_path):
+    loop = make(precision="O2", loss_scale={"initial": 2.0**60, "factor": 2**16, "window": 1000})
+    run = train(begin(loop, tmp_path, rewind_after=2))
+    over = [line for line in run.steps if line["verdict"] == v.OVERFLOW]
+    assert len(over) >= 2 and run.steps[: len(over)] == over
+    assert {line["verdict"] for line in run.steps[len(over) :]} == {v.HEALTHY}
+    assert [line["scale"] for line in run.steps[:3]] == [2.0**60, 2.0**44, 2.0**28]
+    assert run.events == [] and run.told == []  # expected business
+    assert run.guard.rewinds == 0 and run.guard.quarantine == {} and updates(run.state) == len(ALL) - len(over)
+
+
+@pytest.mark.parametrize("at", [4, STEPS])
+def test_loop_that_was_stopped_goes_on_at_the_very_step(at, compiled, clean, tmp_path):
+    loop, saves = begin(compiled, tmp_path), []
+    assert not loop.epoch(lambda info: None, lambda: loop.run.position.step == at, lambda: saves.append(1))
+    assert (loop.run.position.step, loop.run.position.step_in_epoch, saves) == (at, at, [])
+    position, sums, tensors = loop.run.position, loop.run.sums.state(), state(loop)
+
+    loop = begin(compiled, tmp_path)
+    loop.run.position, loop.run.sums = position, EpochSums(**sums)
+    assign(loop.run.network.get_parameters(), tensors)
+    assign(loop.optimizer.state(), tensors, OPTIMIZER)
+    run = train(loop)
+    assert_same(run.state, clean.state)
+    assert run.history == clean.history  # the epoch's line too: means and rate of all its steps
+
+
+def test_checkpoints_are_asked_for_within_epochs_only(compiled, tmp_path):
+    loop, saved = begin(compiled, tmp_path), []
+    loop.run.config = loop.run.config.model_copy(update={"checkpoint": CheckpointConfig(every_steps=2)})
+    assert loop.epoch(lambda info: None, lambda: False, lambda: saved.append(loop.run.position.step))
+    assert saved == [2, 4]  # after 6 the epoch's own is written, with its score
+
+
+def test_source_that_breaks_its_word_is_a_bug_and_no_bad_sample(compiled, tmp_path):
+    source = ToySource()
+    source.arrays["box"] = source.arrays["box"].astype(np.float64)
+    loop = begin(compiled, tmp_path, source)
+    with pytest.raises(RuntimeError, match="box is float64"):
+        train(loop)
+    run = result(loop)
+    assert run.seen == [] and run.history == [] and run.guard.quarantine == {}
