@@ -39,8 +39,13 @@ def bound_cells(row, cap: float, kind: str):
 
 
 def weighted_sum(row, weight):
-    """sum(select(weight > 0, row, 0) * weight): a cell with weight 0 can't reach the sum, whatever it holds."""
-    return (ops.select(weight > 0, row, ops.zeros_like(row)) * weight).sum()
+    """sum(select(weight > 0, row, 0) * weight): a cell with weight 0 can't reach the sum, whatever it holds.
+
+    As a matrix product: MindSpore's CPU kernel for a sum to one number splits its work by trial in the first calls of a
+    process, so the same numbers may give another last digit after a resume.
+    """
+    used = ops.select(weight > 0, row, ops.zeros_like(row))
+    return ops.matmul(used.reshape((1, -1)), weight.reshape((-1, 1))).reshape(())
 
 
 def term_mean(row, weight, denominator, cap: float, kind: str):

@@ -87,6 +87,7 @@ class GuardedStep(nn.Cell):
         self.half_square_sum = ops.L2Loss()  # sum(x^2) / 2 in one kernel, a quarter of the time of square and sum
         self.term_weights = tuple(float(rules.term_weights.get(name, 0.0)) for name in terms)
         self.active = Tensor(np.array([[w != 0.0] for w in self.term_weights]))
+        self.parameter_ones = Tensor(np.ones((1, len(names)), np.float32))
         self.group_matrix = Tensor(np.array([[fnmatchcase(n, pattern) for n in names] for pattern in groups.values()],
                                             np.float32).reshape(len(groups), len(names)))
         sizes = [b.size for b in self.buffers]
@@ -106,8 +107,9 @@ class GuardedStep(nn.Cell):
         raw, bounded, sums = (), (), ()
         total = ops.zeros((), ms.float32)
         for i in range(len(values)):
-            denominator = ops.maximum(weights[i].sum(), Tensor(1.0, ms.float32))
-            sums += (weights[i].sum(),)
+            weight_sum = weighted_sum(ops.ones_like(weights[i]), weights[i])
+            denominator = ops.maximum(weight_sum, Tensor(1.0, ms.float32))
+            sums += (weight_sum,)
             raw += (ops.stop_gradient(weighted_sum(values[i], weights[i]) / denominator),)
             row = values[i] if self.term_weights[i] != 0.0 else ops.stop_gradient(values[i])
             mean = term_mean(row, weights[i], denominator, self.cap, self.bound)
@@ -157,8 +159,9 @@ class GuardedStep(nn.Cell):
         inverse = 1.0 / scale
         square_sum = ops.stack(squares) * (2.0 * inverse * inverse)
         gradient_bad = ops.logical_not(ops.isfinite(square_sum)).astype(ms.float32)
-        norm = ops.sqrt(square_sum.sum())
-        group_norm = ops.sqrt((self.group_matrix * square_sum).sum(1))
+        # Matrix products, not `sum`: see bounds.weighted_sum. The norm clips the update, so its last digit matters.
+        norm = ops.sqrt(ops.matmul(self.parameter_ones, square_sum.reshape((-1, 1))).reshape(()))
+        group_norm = ops.sqrt(ops.matmul(self.group_matrix, square_sum.reshape((-1, 1))).reshape((-1,)))
 
         statistics_bad = ops.zeros((1,), ms.float32)
         if self.buffers:
