@@ -20,11 +20,12 @@ def verbs(monkeypatch, tmp_path):
     """Fakes in place of what the verbs call, in an empty working folder; `calls` lists (name, arguments)."""
     calls = []
     for module, name in (
-        ("finite.training.trainer", "train"), ("finite.evaluate", "evaluate"), ("finite.predict", "predict"),
+        ("finite.job", "run"), ("finite.evaluate", "evaluate"), ("finite.predict", "predict"),
         ("finite.export", "export"), ("finite.doctor", "examine"),
     ):
         fake = types.ModuleType(module)
-        setattr(fake, name, lambda *args, name=name: calls.append((name, args)))
+        told = "train" if name == "run" else name
+        setattr(fake, name, lambda *args, told=told: calls.append((told, args)))
         monkeypatch.setitem(sys.modules, module, fake)
     monkeypatch.chdir(tmp_path)
     return calls
@@ -37,7 +38,7 @@ def raising(monkeypatch, error: BaseException) -> None:
         console.attach(Path("run.log"))
         raise error
 
-    monkeypatch.setattr(sys.modules["finite.training.trainer"], "train", train)
+    monkeypatch.setattr(sys.modules["finite.job"], "run", train)
 
 
 def make_run(path: Path, seed: int = 7) -> RunFolder:

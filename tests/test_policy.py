@@ -32,21 +32,21 @@ def refuse(guard, steps, verdict=TERM):
 
 def test_sample_with_bad_input_is_quarantined_at_the_first():
     guard = made()
-    assert guard.blame(INPUT, [7, 9], "image of 2 samples not finite") == [7, 9]
+    assert guard.blame(INPUT, dict.fromkeys([7, 9], "image of 2 samples not finite")) == [7, 9]
     assert guard.quarantine == {7: "image of 2 samples not finite", 9: "image of 2 samples not finite"}
 
 
 def test_sample_blamed_by_a_term_is_quarantined_at_the_second():
     guard = made()
-    assert guard.blame(TERM, [7, 8], "first") == [] and guard.quarantine == {}
-    assert guard.blame(TERM, [8, 9], "second") == [8]
+    assert guard.blame(TERM, dict.fromkeys([7, 8], "first")) == [] and guard.quarantine == {}
+    assert guard.blame(TERM, dict.fromkeys([8, 9], "second")) == [8]
     assert guard.quarantine == {8: "second"}  # 7 and 9 were named once each
 
 
 def test_quarantined_sample_is_reported_once_and_keeps_its_reason():
     guard = made()
-    guard.blame(INPUT, [7], "first")
-    assert guard.blame(INPUT, [7], "again") == [] and guard.blame(TERM, [7], "again") == []
+    guard.blame(INPUT, dict.fromkeys([7], "first"))
+    assert guard.blame(INPUT, dict.fromkeys([7], "again")) == [] and guard.blame(TERM, dict.fromkeys([7], "again")) == []
     assert guard.quarantine == {7: "first"}
 
 
@@ -161,8 +161,8 @@ def test_steps_without_any_gradient_do_not_make_all_others_spikes():
 def test_restored_memory_decides_as_the_one_left_alone():
     def first(guard):
         healthy(guard, 6, 1.5)
-        guard.blame(TERM, [3, 4], "class of 2 samples not finite")
-        guard.blame(INPUT, [5], "image of 1 sample out of range")
+        guard.blame(TERM, dict.fromkeys([3, 4], "class of 2 samples not finite"))
+        guard.blame(INPUT, dict.fromkeys([5], "image of 1 sample out of range"))
         refuse(guard, 3)
         guard.rewound()
         healthy(guard, EPOCH - 1, 2.5)
@@ -171,7 +171,7 @@ def test_restored_memory_decides_as_the_one_left_alone():
 
     def second(guard):
         out = [guard.must_rewind(), guard.must_stop(), guard.norm_limit(), guard.rate_factor(),
-               guard.blame(TERM, [3, 5], "again")]
+               guard.blame(TERM, dict.fromkeys([3, 5], "again"))]
         refuse(guard, 1)
         out += [guard.must_rewind()]
         healthy(guard, 1, 3.5)
@@ -192,5 +192,5 @@ def test_saved_state_does_not_change_with_the_guard():
     state = guard.state()
     before = json.dumps(state)
     healthy(guard, 2, 9.0)
-    guard.blame(INPUT, [1], "x")
+    guard.blame(INPUT, dict.fromkeys([1], "x"))
     assert json.dumps(state) == before

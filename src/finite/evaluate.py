@@ -39,7 +39,9 @@ def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, An
     if split == "validation":
         console.warn("there are no test images: figures are of validation images, which chose the checkpoint")
     scored = score(trained, getattr(sources, split))
-    metrics = {"split": split, **scored.metrics, **facts(trained)}
+    overfit = trained.checkpoint.state["overfit"]
+    told = {"split": split} if overfit is None else {"split": "train", "overfit": overfit}
+    metrics = {**told, **scored.metrics, **facts(trained)}
     write_pictures(trained.task, scored, trained.config.seed, trained.run.pictures)
     write_json(trained.run.metrics, metrics)
     tell(metrics, console)
@@ -77,16 +79,21 @@ def evaluate(run: RunFolder, data: Path | None, console: Console) -> None:
 
 def seen(run: RunFolder) -> set[Path]:
     """The images that a run was trained on or chosen by, as resolved paths; empty where it noted none."""
+    path = run.data / "split.json"
     try:
-        noted = json.loads((run.data / "split.json").read_text())
+        noted = json.loads(path.read_text())
+        return {(Path(noted["root"]) / name).resolve() for split in ("train", "validation") for name in noted[split]}
     except OSError:
         return set()
-    return {(Path(noted["root"]) / name).resolve() for split in ("train", "validation") for name in noted[split]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged, so what the run was trained on is not known; restore the file") from error
 
 
 def free_folder(base: Path, data: str) -> Path:
     """The folder for an evaluation on `data`: named like it, numbered where another of that name was scored."""
     name, number = Path(data).name or "root", 1
+    if name == "test":
+        name = "test-folder"  # "test" is the run's own test split
     while True:
         folder = base / (name if number == 1 else f"{name}-{number}")
         try:

@@ -1,6 +1,6 @@
 """Ctrl-C: the first asks the training to stop after the step, the second stops it at once.
 
-    with catch(console) as stop:
+    with Interrupt(console.warn) as stop:
         for batch in batches:
             ...
             if stop.requested:
@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
-
-from finite.monitor.console import Console
 
 MESSAGE = "stopping after this step, a checkpoint follows; press Ctrl-C again to stop at once"
 
@@ -48,8 +46,3 @@ class Interrupt:
             threading.Thread(target=self._tell, args=(MESSAGE,), daemon=True).start()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
-
-
-def catch(console: Console) -> Interrupt:
-    """An Interrupt that warns on the console."""
-    return Interrupt(console.warn)

@@ -4,12 +4,14 @@ from finite import evaluate, export
 from finite.config import Config
 from finite.monitor.console import Console
 from finite.run import TrainOptions
-from finite.trained import open_trained
+from finite.trained import open_trained, with_data
 from finite.training.trainer import train
 
 
 def run(config: Config, options: TrainOptions, console: Console) -> None:
-    """Train a run, or go on with one, to its end. Errors as `trainer.train`; what was finished before is not redone."""
+    """Train a run, or go on with one, to its end. Errors as `trainer.train`; no stage that was finished is trained again."""
+    if options.resume is not None:
+        config = with_data(config, options.resume)  # the paths in config.yaml may be relative to another folder
     folder, sources = train(config, options, console)
     if sources is None:
         return

@@ -7,6 +7,8 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from finite.config import Config, Stage
+from finite.data.pipeline import Batch, check
+from finite.guard.verdict import HEALTHY, judge
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.task import DetectionTask
 from finite.training.optimizers import RatedOptimizer
@@ -53,8 +55,6 @@ def batch_of(config: Config) -> tuple[DetectionSource, dict[str, np.ndarray]]:
 
 def guarded_step(config: Config, stage: Stage) -> tuple[Callable[[], object], DetectionTask, nn.Cell]:
     """A call that makes one guarded step on a fixed batch, report fetched."""
-    from finite.data.pipeline import Batch
-
     task = DetectionTask(config, CLASSES)
     network = task.network()
     trained = freeze(network, stage.freeze, task.groups, constants_of(network))
@@ -66,8 +66,9 @@ def guarded_step(config: Config, stage: Stage) -> tuple[Callable[[], object], De
                        task.points, task.groups, rows, rules)
     batch = Batch(arrays, np.ones(rows, np.float32), np.arange(rows))
 
-    def run() -> None:
-        if not step.run(0, batch, 1e-4, 1.0, float("inf"), source.fields).good:
+    def run() -> None:  # with the host's part: check before, verdict after
+        problems = check(batch, source.fields)
+        if problems or judge(step.run(0, batch, 1e-4, 1.0, float("inf"), source.fields), half=False).kind != HEALTHY:
             raise RuntimeError("the benchmark's step was refused")
 
     return run, task, network
@@ -120,7 +121,7 @@ def torch_step(config: Config, stage: Stage) -> Callable[[], object] | None:
             channels = [width // 2, *(width * m for m in MULTIPLES)]
             self.stem = conv(3, channels[0], 3, STRIDES[0])
             self.stages = torch.nn.Sequential(*(Block(i, o, s) for i, o, s in zip(channels, channels[1:], STRIDES[1:])))
-            side = model.image_size // int(np.prod(STRIDES))
+            side = -(-model.image_size // int(np.prod(STRIDES)))
             self.classifier = torch.nn.Linear(2 * channels[-1], len(CLASSES))
             self.reduce = conv(channels[-1], model.box_channels, 1)
             self.hidden = torch.nn.Linear(model.box_channels * side * side, model.box_hidden)

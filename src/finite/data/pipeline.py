@@ -54,7 +54,7 @@ def plan(
     least = 2 if shuffle else 1
     if len(sound) < least:
         why = f"{n - len(sound)} of {n} are quarantined" if n > len(sound) else f"there are {n}"
-        raise UserError(f"at least {least} samples are needed, {why}; add images, or give quarantined samples back")
+        raise UserError(f"at least {least} samples are needed, {why}; add images")
     banned = frozenset(quarantined)
     batches = []
     for start in range(0, n, batch_size):

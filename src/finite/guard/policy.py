@@ -9,7 +9,7 @@
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,10 @@ class Guard:
         if not overflow:
             self.bad_in_row += 1
 
-    def blame(self, verdict: v.Verdict, samples: Sequence[int], sentence: str) -> list[int]:
-        """Note the samples that a verdict names; returns those that are now quarantined for it."""
+    def blame(self, verdict: v.Verdict, samples: Mapping[int, str]) -> list[int]:
+        """Note the samples that a verdict names, each with its reason; returns those that are now quarantined for it."""
         caught = []
-        for sample in samples:
+        for sample, sentence in samples.items():
             self.blames[sample] = self.blames.get(sample, 0) + 1
             if sample not in self.quarantine and (verdict.kind == v.BAD_INPUT or self.blames[sample] >= BLAMES):
                 self.quarantine[sample] = sentence

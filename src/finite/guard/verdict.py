@@ -5,7 +5,8 @@ order, because one fault lights several flags: a NaN pixel also makes gradients 
 what the user must hear about.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,21 +14,22 @@ from finite.guard.report import StepReport
 
 HEALTHY, OVERFLOW, SPIKE = "healthy", "overflow", "spike"
 BAD_INPUT, BAD_TERM, BAD_GRADIENT = "bad input", "bad term", "bad gradient"
-BAD_STATISTICS, BAD_STATE = "bad statistics", "bad state"
+BAD_STATISTICS, BAD_STATE, EMPTY = "bad statistics", "bad state", "empty batch"
 #: In the order in which they are tried.
-KINDS = (BAD_INPUT, BAD_TERM, OVERFLOW, BAD_GRADIENT, BAD_STATISTICS, SPIKE, BAD_STATE, HEALTHY)
+KINDS = (BAD_INPUT, BAD_TERM, OVERFLOW, BAD_GRADIENT, BAD_STATISTICS, SPIKE, BAD_STATE, EMPTY, HEALTHY)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What was wrong: `kind` of `KINDS`; the batch rows it names; the terms; the fields, parameters or statistics by
-    name; and one sentence."""
+    name; one sentence; and a sentence for each row where they differ."""
 
     kind: str
     rows: tuple[int, ...] = ()
     terms: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     sentence: str = "the step is healthy"
+    reasons: Mapping[int, str] = field(default_factory=dict)  # row -> its own sentence, where rows differ
 
 
 def judge(report: StepReport, half: bool) -> Verdict:
@@ -60,7 +62,7 @@ def judge(report: StepReport, half: bool) -> Verdict:
                            sentence=f"half-precision gradients overflowed at loss scale {report.scale:g}")
         largest = float(np.max(report.blocks["largest_gradient"], initial=0.0))
         what = "not finite" if not np.isfinite(largest) else f"too large to square (up to {largest:.3g})"
-        return Verdict(BAD_GRADIENT, names=tuple(gradients), sentence=f"the gradient of {_listed(gradients)} is {what}")
+        return Verdict(BAD_GRADIENT, names=tuple(gradients), sentence=f"the gradient of {_listed(gradients) or 'all parameters together'} is {what}")
     statistics = report.bad_statistics()
     if statistics:
         return Verdict(BAD_STATISTICS, names=tuple(statistics),

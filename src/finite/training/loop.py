@@ -74,6 +74,9 @@ class StageLoop:
             True when the epoch was finished.
         """
         run, position = self.run, self.run.position
+        if len(run.source) - len(run.guard.quarantine) < 2:
+            raise GuardStop(f"stopped after step {position.step}: all but {len(run.source) - len(run.guard.quarantine)} of "
+                            f"{len(run.source)} samples are in quarantine. Mend the data (see run.log), then start a new run")
         while position.step_in_epoch < self.steps_per_epoch:
             quarantined = tuple(sorted(run.guard.quarantine))
             batches = self.loader.epoch(position.data_epoch, position.step_in_epoch, quarantined)
@@ -101,34 +104,48 @@ class StageLoop:
         rate = run.sums.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
         started = time.perf_counter()
         report, verdict = self.attempt(batch, rate)
-        if verdict.kind != v.HEALTHY:
-            self.tell(verdict, batch, report, rate)
-            named = [int(batch.indices[row]) for row in verdict.rows]
-            caught = run.guard.blame(verdict, named, verdict.sentence)
-            for sample in caught:
-                self.event("quarantine", f"{run.source.ids[sample]} is set aside for the rest of the run: {verdict.sentence}",
-                           sample=run.source.ids[sample], origin=run.source.origins[sample])
-            if named and self.state_faults() == []:
+        named = self.refuse(verdict, batch)
+        excluded = sorted({*run.guard.quarantine, *named})
+        if named and len(run.source) - len(excluded) >= 2:
+            again = self.loader.batch(position.data_epoch, position.step_in_epoch, excluded)
+            if again.use.any():  # a batch of fillers alone would move moments and statistics for nothing
                 run.guard.counts["rerun"] += 1
                 run.guard.counts["refused"] += 1
                 run.sums.refused += 1
-                excluded = sorted({*run.guard.quarantine, *named})
-                batch = self.loader.batch(position.data_epoch, position.step_in_epoch, excluded)
-                report, verdict = self.attempt(batch, rate)
-                if verdict.kind != v.HEALTHY:
-                    self.tell(verdict, batch, report, rate)
+                report, verdict = self.attempt(again, rate)
+                self.refuse(verdict, again)
         return self.count(report, verdict, rate, time.perf_counter() - started)
+
+    def refuse(self, verdict: v.Verdict, batch: Batch) -> list[int]:
+        """Say and record a refused attempt and blame whom it names. Returns the samples to leave out of a rerun.
+
+        Nobody is blamed while weights, moments or statistics are not finite: they would spoil any sample.
+        """
+        run = self.run
+        if verdict.kind in (v.HEALTHY, v.OVERFLOW, v.EMPTY):
+            return []  # an overflow is expected business; both stand in their step's line
+        self.tell(verdict, batch)
+        named = {int(batch.indices[row]): verdict.reasons.get(row, verdict.sentence) for row in verdict.rows}
+        if not named or self.state_faults():
+            return []
+        for sample in run.guard.blame(verdict, named):
+            self.event("quarantine", f"{run.source.ids[sample]} is set aside for the rest of the run: {named[sample]}",
+                       sample=run.source.ids[sample], origin=run.source.origins[sample])
+        return list(named)
 
     def attempt(self, batch: Batch, rate: float) -> tuple[StepReport | None, v.Verdict]:
         """Check a batch on the host, then run the compiled step. A batch that fails the check never reaches the graph."""
         run = self.run
+        if not batch.use.any():
+            return None, v.Verdict(v.EMPTY, sentence="every sample of the batch is in quarantine")
         problems = check(batch, run.source.fields)
         if problems and problems[0][0] < 0:
             raise ValueError(f"batch field {problems[0][1]}: {problems[0][2]}")  # not data: a source broke its word
         if problems:
             rows = tuple(sorted({row for row, _, _ in problems}))
             names = tuple(dict.fromkeys(name for _, name, _ in problems))
-            return None, v.Verdict(v.BAD_INPUT, rows, (), names, f"{problems[0][1]}: {problems[0][2]}")
+            reasons = {row: f"{name}: {reason}" for row, name, reason in reversed(problems)}  # the first of each row
+            return None, v.Verdict(v.BAD_INPUT, rows, (), names, reasons[rows[0]], reasons)
         report = self.step.run(run.position.step, batch, rate, run.scale.value, run.guard.norm_limit(), run.source.fields)
         return report, v.judge(report, run.scale.half)
 
@@ -153,8 +170,8 @@ class StageLoop:
             assert report is not None
             run.guard.healthy(report.norm, self.steps_per_epoch)
             run.scale.update(overflow=False)
-            run.sums.add({n: t["raw"] for n, t in terms.items()}, {n: t["weighted"] for n, t in terms.items()})
-        else:
+            run.sums.add(terms, dict(zip(report.layout.terms, map(float, report.blocks["weight_sum"]))))
+        elif verdict.kind != v.EMPTY:
             run.guard.refused(verdict)
             if verdict.kind == v.OVERFLOW:
                 run.scale.update(overflow=True)
@@ -211,10 +228,8 @@ class StageLoop:
         """Names of tensors (weights, statistics, moments) that hold a number that is not finite."""
         return not_finite(collect(self.run.network, self.optimizer))
 
-    def tell(self, verdict: v.Verdict, batch: Batch, report: StepReport | None, rate: float) -> None:
-        """Say and record a refused attempt. An overflow is expected business: recorded in its step line only."""
-        if verdict.kind == v.OVERFLOW:
-            return
+    def tell(self, verdict: v.Verdict, batch: Batch) -> None:
+        """Say and record a refused attempt."""
         run = self.run
         samples = [run.source.ids[int(batch.indices[row])] for row in verdict.rows]
         shown = f" [{', '.join(samples[:3])}{', ...' if len(samples) > 3 else ''}]" if samples else ""

@@ -44,20 +44,25 @@ class EpochSums:
     overflow: int = 0
     refused: int = 0
     rate: float = 0.0  # learning rate of the last step
-    raw: dict[str, float] = field(default_factory=dict)
+    raw: dict[str, float] = field(default_factory=dict)  # by term: sum of mean x weight sum
     weighted: dict[str, float] = field(default_factory=dict)
+    weight: dict[str, float] = field(default_factory=dict)  # by term: sum of the weight sums
 
-    def add(self, raw: Mapping[str, float], weighted: Mapping[str, float]) -> None:
-        """A healthy step's term means."""
+    def add(self, terms: Mapping[str, Mapping[str, float]], weight: Mapping[str, float]) -> None:
+        """A healthy step's term means ("raw" and "weighted"), and the sum of the sample weights behind each."""
         self.healthy += 1
-        for name in raw:
-            self.raw[name] = self.raw.get(name, 0.0) + raw[name]
-            self.weighted[name] = self.weighted.get(name, 0.0) + weighted[name]
+        for name, mean in terms.items():
+            self.weight[name] = self.weight.get(name, 0.0) + weight[name]
+            self.raw[name] = self.raw.get(name, 0.0) + mean["raw"] * weight[name]
+            self.weighted[name] = self.weighted.get(name, 0.0) + mean["weighted"] * weight[name]
 
     def terms(self) -> dict[str, dict[str, float]]:
-        """Mean over the healthy steps by term; NaN where no step was healthy."""
-        n = self.healthy or float("nan")
-        return {name: {"raw": self.raw[name] / n, "weighted": self.weighted[name] / n} for name in self.raw}
+        """Mean over the samples of the healthy steps by term; NaN for a term that no sample had."""
+        out = {}
+        for name, weight in self.weight.items():
+            n = weight or float("nan")
+            out[name] = {"raw": self.raw[name] / n, "weighted": self.weighted[name] / n}
+        return out
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
@@ -69,7 +74,8 @@ def use_device(config: Config) -> None:
     Raises UserError when this machine or this build of MindSpore has no such device.
     """
     try:
-        ms.set_device(config.device)
+        if ms.get_context("device_target") != config.device:  # MindSpore refuses even the same device once it has run
+            ms.set_device(config.device)
         ms.set_context(mode=ms.PYNATIVE_MODE)
         Tensor(np.zeros(1, np.float32)) + 1
     except (RuntimeError, ValueError) as error:

@@ -161,7 +161,9 @@ class GuardedStep(nn.Cell):
         gradient_bad = ops.logical_not(ops.isfinite(square_sum)).astype(ms.float32)
         # Matrix products, not `sum`: see bounds.weighted_sum. The norm clips the update, so its last digit matters.
         norm = ops.sqrt(ops.matmul(self.parameter_ones, square_sum.reshape((-1, 1))).reshape(()))
-        group_norm = ops.sqrt(ops.matmul(self.group_matrix, square_sum.reshape((-1, 1))).reshape((-1,)))
+        in_group = ops.select(self.group_matrix > 0, square_sum + ops.zeros_like(self.group_matrix),
+                              ops.zeros_like(self.group_matrix))  # 0 x Inf would spoil the norms of the healthy parts
+        group_norm = ops.sqrt(ops.matmul(in_group, self.parameter_ones.reshape((-1, 1))).reshape((-1,)))
 
         statistics_bad = ops.zeros((1,), ms.float32)
         if self.buffers:

@@ -131,6 +131,18 @@ def better(score: float, terms: list[str], best: Mapping[str, Any] | None) -> bo
     return score >= old or (math.isnan(old) and not math.isnan(score))
 
 
+#: Settings that a resumed run may have otherwise: where things are and how fast they go, never what is computed.
+FREE = ("runs", "device", "data.root", "data.test", "data.cache_mb", "data.threads")
+
+
+def differing(old: Any, new: Any, key: str = "") -> list[str]:
+    """Dotted keys under which two resolved configurations differ, those in FREE left out."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = dict.fromkeys([*old, *new])
+        return [d for name in names for d in differing(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))]
+    return [] if old == new or key in FREE else [key]
+
+
 class Session:
     """A run in memory: network, data, guard, history, and the writing of checkpoints."""
 
@@ -156,6 +168,10 @@ class Session:
     def resume(self, saved: checkpoint.Checkpoint) -> None:
         """Take everything from a checkpoint and cut the history to what it knows."""
         state, run = saved.state, self.run
+        changed = differing(state["config"], self.config.model_dump(mode="json"))
+        if changed:
+            raise UserError(f"{self.folder.config}: changed since the run began ({', '.join(changed[:4])}); put it back, or "
+                            "start a new run with --init")
         if state["task"] != self.task.state():
             raise UserError(f"{saved.path}: made for {state['task']}, but the data now gives {self.task.state()}; "
                             "restore the data, or start a new run with --init")
@@ -179,15 +195,19 @@ class Session:
         for p in self.run.network.get_parameters():
             tensor = saved.tensors.get(p.name)
             foreign = not same_classes and p.name.startswith(part.rstrip("*"))
-            if tensor is not None and tuple(tensor.shape) == tuple(p.shape) and not foreign:
-                taken.append(p)
-            else:
-                left.append(p.name)
-        if not taken:
+            fits = tensor is not None and tuple(tensor.shape) == tuple(p.shape) and not foreign
+            (taken if fits else left).append(p)
+        # Scaling statistics belong to the weights that were trained with them: all of those, or none.
+        scaling = [p for p in taken if p.name in self.run.constants and "moving_" not in p.name]
+        if any(not p.name.startswith(part.rstrip("*")) for p in left):
+            taken = [p for p in taken if all(p is not other for other in scaling)]
+            left += scaling
+        if not any(p.name not in self.run.constants for p in taken):
             raise UserError(f"--init {other.path}: nothing of its network fits this one; check model.* in its config.yaml")
         assign(taken, saved.tensors)
+        names = [p.name for p in left]
         self.console.line(f"from {saved.path}: {len(taken)} tensors taken"
-                          + (f", new: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''}" if left else ""))
+                          + (f", new: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" if names else ""))
         if not same_classes:
             self.console.note(f"other classes there ({', '.join(saved.state['task']['classes'])}): {self.task.class_part} starts anew")
 
@@ -204,6 +224,10 @@ class Session:
                 assign(loop.optimizer.state(), self.saved_optimizer, checkpoint.OPTIMIZER)
             self.saved_optimizer = None
             loop.keep()
+            if not started:
+                run.guard.norms.clear()  # other parameters and weights: norms of the last stage say nothing here
+            if run.position.step == 0:
+                self.save(loop)  # from here on there is something to resume
             done = run.position.epoch * loop.steps_per_epoch + run.position.step_in_epoch
             with self.console.stage(stage.name, stage.epochs, loop.steps_per_epoch, done) as display:
                 try:
@@ -231,8 +255,7 @@ class Session:
         self.seconds += seconds
         if not finished:
             self.save(loop)
-            raise Interrupted(f"interrupted after step {run.position.step}; a checkpoint is written. "
-                              f"Go on with: python main.py --resume {self.folder.path}")
+            raise self.interrupted()
         self.trained_terms |= {name for name, weight in stage.weights.items() if weight > 0}
         loop.keep()
         validation = self.score(collect(run.network, None), "validation")
@@ -253,6 +276,12 @@ class Session:
         run.sums = EpochSums()
         run.position.next_epoch(stage.epochs)
         self.save(loop, best)
+        if stop.requested and run.position.stage < len(self.config.stages):
+            raise self.interrupted()
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"interrupted after step {self.run.position.step}; a checkpoint is written. "
+                           f"Go on with: python main.py --resume {self.folder.path}")
 
     def score(self, weights: Mapping[str, np.ndarray], split: str) -> dict[str, Any]:
         """Metrics of these weights on a split."""
