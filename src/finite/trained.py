@@ -75,12 +75,14 @@ def open_trained(run: RunFolder, console: Console) -> Trained:
 
 
 def with_data(config: Config, run: RunFolder) -> Config:
-    """The configuration with the data folders as absolute paths, as the run noted them: those in config.yaml may be
-    relative to another working directory. A folder that has gone since is taken from config.yaml."""
+    """The configuration with data folders that are not there replaced by those that the run noted, as absolute paths: the
+    ones in config.yaml may be relative to another working directory."""
     try:
         noted = json.loads((run.data / "split.json").read_text())
     except (OSError, ValueError):
         return config
     places = {"root": noted.get("root"), "test": noted.get("test_root")}
-    found = {name: Path(place) for name, place in places.items() if place and Path(place).is_dir()}
+    given = {"root": config.data.root, "test": config.data.test}
+    found = {name: Path(place) for name, place in places.items()
+             if place and Path(place).exists() and given[name] is not None and not given[name].exists()}
     return config.model_copy(update={"data": config.data.model_copy(update=found)})

@@ -77,7 +77,8 @@ class DetectionTask:
         config = self.config.data
         audit = self._audit(config.root)
         found = audit.image_set
-        write_json(folder / "findings.json", [asdict(finding) for finding in audit.findings])
+        if not (folder / "findings.json").exists():  # what the run was trained on; later looks leave it alone
+            write_json(folder / "findings.json", [asdict(finding) for finding in audit.findings])
         classes = class_names(config.object, found.classes, config.background)
         if self.classes is not None and classes != self.classes:
             raise UserError(f"{config.root}: has the classes {', '.join(classes)}; the run was trained on {', '.join(self.classes)}")
