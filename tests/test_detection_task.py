@@ -189,7 +189,7 @@ def test_another_folder_is_scored_whole(root, tmp_path, folder):
 
 def test_a_folder_without_a_single_object_is_refused(tmp_path, folder):
     root = coco(tmp_path / "empty", [[], [], [], []])
-    with pytest.raises(UserError, match="no image with an object in the train split"):
+    with pytest.raises(UserError, match="nothing to train on"):
         task_of(root).data(folder)
 
 
