@@ -1,4 +1,4 @@
-"""The loop on a small network: faults that data, weights and rates bring in end where they began, and the run goes on."""
+"""The loop on a small network: faults of data, weights and rates end where they began, and the run goes on."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from finite.training.state import EpochSums, Position, assign, collect, use_devi
 
 SAMPLES, BATCH, STEPS, EPOCHS = 22, 4, 6, 2  # the last batch of an epoch is padded by two rows
 ALL = [*range(1, EPOCHS * STEPS + 1)]  # the steps' numbers
-SICK = 9
+SICK = 21  # in a batch of its own in the first epoch, and after that among the rows that pad the last one
 FAULTS = {
     "NaN pixel": ("image", (1, 2, 3), np.nan),
     "pixel of 1e25": ("image", (0, 0, 0), 1e25),
@@ -35,12 +35,12 @@ FAULTS = {
 
 
 class ToySource:
-    """Drawn samples with an augmentation; `fault` (field, place, value) is put into sample SICK, in training and out."""
+    """Drawn samples with an augmentation; `fault` (field, place, value) is put into the samples `sick`."""
 
     fields = FIELDS
 
-    def __init__(self, fault=None):
-        self.arrays, self.fault = toy_arrays(SAMPLES, seed=3), fault
+    def __init__(self, fault=None, sick=(SICK,)):
+        self.arrays, self.fault, self.sick = toy_arrays(SAMPLES, seed=3), fault, sick
         self.ids = [f"toy-{i}.png" for i in range(SAMPLES)]
         self.origins = [f"labels.csv:{i + 2}" for i in range(SAMPLES)]
         self.read = []  # (sample, epoch)
@@ -52,7 +52,7 @@ class ToySource:
         self.read.append((index, epoch))
         row = {name: np.array(values[index]) for name, values in self.arrays.items()}
         row["image"] *= np.float32(np.random.default_rng((seed, epoch, index)).uniform(0.8, 1))
-        if self.fault is not None and index == SICK:
+        if self.fault is not None and index in self.sick:
             field, place, value = self.fault
             row[field][place] = value
         return row
@@ -73,8 +73,9 @@ def make(terms=ToyTerms, precision="O0", **training) -> StageLoop:
                                     "stages": [stage_at(1e-2).model_dump()]})
     task = SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, terms_cell=terms)
     network = ToyNetwork()
-    run = Run(config, task, ToySource(), network, with_precision(network, precision), constants_of(network), Guard(config.guard),
-              LossScale(precision != "O0", config.training.loss_scale), None, Position(), EpochSums(), print)
+    run = Run(config, task, ToySource(), network, with_precision(network, precision), constants_of(network),
+              Guard(config.guard), LossScale(precision != "O0", config.training.loss_scale), None, Position(),
+              EpochSums(), print)
     loop = StageLoop(run, config.stages[0])
     loop.start = state(loop)
     return loop
@@ -136,8 +137,8 @@ def train(loop, after=lambda step: None) -> SimpleNamespace:
 def result(loop) -> SimpleNamespace:
     history = [{key: value for key, value in line.items() if key != "clock"} for line in loop.run.history.read()]
     steps, events = ([line for line in history if line["kind"] == kind] for kind in ("step", "event"))
-    return SimpleNamespace(history=history, steps=steps, events=events, state=state(loop), seen=loop.seen, told=loop.told,
-                           guard=loop.run.guard)
+    return SimpleNamespace(history=history, steps=steps, events=events, state=state(loop), guard=loop.run.guard,
+                           seen=loop.seen, told=loop.told)
 
 
 def state(loop):
@@ -208,6 +209,32 @@ def test_bad_sample_is_set_aside_and_the_run_is_as_if_it_had_never_been_there(na
     assert run.guard.counts == {"healthy": 12, "overflow": 0, "refused": 1, "rerun": 1} and run.guard.rewinds == 0
 
 
+def test_each_sample_of_a_bad_batch_has_its_own_line_and_the_step_has_no_rerun(compiled, clean, tmp_path):
+    """Rows that pad a batch would move moments and statistics for nothing."""
+    sick = clean.seen[1].indices.tolist()
+    run = train(begin(compiled, tmp_path, ToySource(FAULTS["NaN pixel"], sick)))
+    assert [line["step"] for line in run.steps if line["verdict"] != v.HEALTHY] == [2] and numbers(run.steps) == ALL
+    assert [e["event"] for e in run.events] == ["refused", *["quarantine"] * BATCH]
+    assert {e["sample"] for e in run.events[1:]} == {f"toy-{i}.png" for i in sick} and len(run.seen) == len(ALL)
+    assert updates(run.state) == len(ALL) - 1
+
+
+def test_batch_of_samples_in_quarantine_is_passed_over_and_is_no_fault(compiled, clean, tmp_path):
+    loop = begin(compiled, tmp_path, rewind_after=1)
+    loop.run.guard.quarantine |= dict.fromkeys(clean.seen[1].indices.tolist(), "known to be bad")
+    run = train(loop)
+    assert numbers(run.steps) == ALL and [line["step"] for line in run.steps if line["verdict"] == v.EMPTY] == [2]
+    assert updates(run.state) == run.guard.counts["healthy"] == len(ALL) - 1
+    assert run.guard.counts["refused"] == run.guard.rewinds == 0 and run.events == []
+
+
+def test_run_ends_when_hardly_a_sample_is_left(compiled, tmp_path):
+    loop = begin(compiled, tmp_path, ToySource(FAULTS["Inf in the box"], range(1, SAMPLES)), rewind_after=100)
+    with pytest.raises(GuardStop, match="all but 1 of 22 samples are in quarantine"):
+        train(loop)
+    assert_same(state(loop), loop.start)
+
+
 def test_sample_blamed_by_a_term_is_left_out_at_once_and_set_aside_at_the_second_time(tmp_path):
     run = train(begin(make(terms=BrokenFormula), tmp_path, ToySource(("box", 0, 0.5))))  # 0.5 is a legal coordinate
     bad = [s for s in run.seen if s.kind == v.BAD_TERM]
@@ -230,7 +257,7 @@ def poison(loop):
 @pytest.mark.parametrize("check_every, found", [(100, 5), (4, 4)])
 def test_nan_in_a_moment_is_found_and_the_run_goes_on_from_the_last_good_state(
         check_every, found, compiled, clean, tmp_path):
-    """Of a moment the step itself knows nothing: the update after it ruins a weight, which the step after that reports."""
+    """Of a moment a step knows nothing: the update after it ruins a weight, which the step after that reports."""
     loop, after = begin(compiled, tmp_path, check_every=check_every), {}
 
     def act(step):
@@ -288,6 +315,7 @@ def test_loop_that_was_stopped_goes_on_at_the_very_step(at, compiled, clean, tmp
     assert not loop.epoch(lambda info: None, lambda: loop.run.position.step == at, lambda: saves.append(1))
     assert (loop.run.position.step, loop.run.position.step_in_epoch, saves) == (at, at, [])
     position, sums, tensors = loop.run.position, loop.run.sums.state(), state(loop)
+    assert sums["rate"] == clean.seen[at - 1].rate  # the epoch's line needs it, even when no step is left
 
     loop = begin(compiled, tmp_path)
     loop.run.position, loop.run.sums = position, EpochSums(**sums)

@@ -74,10 +74,11 @@ class StageLoop:
             True when the epoch was finished.
         """
         run, position = self.run, self.run.position
-        if len(run.source) - len(run.guard.quarantine) < 2:
-            raise GuardStop(f"stopped after step {position.step}: all but {len(run.source) - len(run.guard.quarantine)} of "
-                            f"{len(run.source)} samples are in quarantine. Mend the data (see run.log), then start a new run")
         while position.step_in_epoch < self.steps_per_epoch:
+            left = len(run.source) - len(run.guard.quarantine)
+            if left < 2:
+                raise GuardStop(f"stopped after step {position.step}: all but {left} of {len(run.source)} samples are in "
+                                "quarantine. Mend the data (see run.log), then start a new run")
             quarantined = tuple(sorted(run.guard.quarantine))
             batches = self.loader.epoch(position.data_epoch, position.step_in_epoch, quarantined)
             try:
