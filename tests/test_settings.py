@@ -236,3 +236,14 @@ def test_a_wrong_override_is_named(text, message):
     lines = refused_set(text)
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_nesting_is_refused_however_deep_python_may_recurse(tmp_path):
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # as other libraries do
+    try:
+        (tmp_path / "my.yaml").write_text("a: " + "[" * 2000 + "]" * 2000)
+        with pytest.raises(UserError, match="nested too deeply"):
+            settings.read(tmp_path / "my.yaml")
+    finally:
+        sys.setrecursionlimit(before)

@@ -19,6 +19,8 @@ from finite.errors import UserError
 
 Key = tuple[str | int, ...]  # ("stages", 0, "epochs")
 MAX_BYTES = 1_000_000  # no settings file is larger; keeps a picture or a dump given by mistake from being parsed
+#: Levels of lists and mappings in each other; the schema has four.
+MAX_DEPTH = 50
 STANDARD = "tag:yaml.org,2002:"
 SHORT_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "batch": "batch_size"}
 
@@ -292,6 +294,17 @@ def _wrong(error: Mapping[str, Any]) -> str:
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
+def depth(text: str) -> int:
+    """Levels of nesting in a YAML text, as far as the first one beyond MAX_DEPTH. Raises yaml.YAMLError."""
+    level = deepest = 0
+    for event in yaml.parse(text, Loader=Loader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        deepest = max(deepest, level)
+        if deepest > MAX_DEPTH:
+            break
+    return deepest
+
+
 def read(path: Path) -> Settings:
     """The settings file `path` as values, places and problems.
 
@@ -311,6 +324,8 @@ def read(path: Path) -> Settings:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}:{line}: is not UTF-8 text; save the file as UTF-8") from None
     try:
+        if depth(text) > MAX_DEPTH:  # counted, because how deep Python may recurse is not ours alone to say
+            raise UserError(f"{path}: is nested too deeply for a settings file")
         node = yaml.compose(text, Loader=Loader)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -319,8 +334,6 @@ def read(path: Path) -> Settings:
         mark = error.problem_mark or error.context_mark
         place = f"{path}:{mark.line + 1}:{mark.column + 1}"
         raise UserError(f"{place}: cannot be read as YAML: {error.problem or error.context}") from None
-    except RecursionError:
-        raise UserError(f"{path}: is nested too deeply for a settings file") from None
     if node is None:
         raise UserError(f"{path}: is empty; config.yaml at the top of the project shows every key")
     if not isinstance(node, yaml.MappingNode):
