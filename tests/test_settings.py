@@ -1,9 +1,11 @@
 """Reading settings: every mistake in a file or in --set is refused in one line, by file, line and key."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from finite import settings
 from finite.config import Checkpoint, Config, Data, Stage, Training, load
 from finite.errors import UserError
 
