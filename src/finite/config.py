@@ -125,7 +125,7 @@ class Group(BaseModel):
 
 class Data(Group):
     root: File = Path("dataset/shapes")
-    format: Literal["auto", "coco", "voc", "yolo", "csv"] = "auto"
+    format: Literal["auto", "coco", "voc", "yolo", "csv", "mindrecord"] = "auto"
     test: File | None = None
     object: Annotated[Text, AfterValidator(_object)] = "largest"
     background: Switch = False

@@ -102,7 +102,7 @@ def file_stamps(index: Index) -> dict[str, tuple[int, int]]:
     stamps = {}
     for path in (*index.images, *index.others):
         try:
-            status = os.stat(index.path(path))
+            status = index.path(path).stat()
         except OSError:
             continue  # gone since the folder was listed, or a broken link: the reader will say so
         stamps[path] = (status.st_size, status.st_mtime_ns)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from finite.data import coco, table, voc, yolo
+from finite.data import coco, mindrecord, table, voc, yolo
 from finite.data.index import Index, scan
 from finite.data.sample import ImageSet
 from finite.data.table_columns import WANTED
@@ -16,6 +16,7 @@ _KINDS = (
     ("voc", (".xml",), "Pascal VOC .xml with the root <annotation>"),
     ("yolo", (".txt", ".yaml", ".yml", ".names"), "YOLO label .txt files with the pictures' names"),
     ("csv", (".csv", ".tsv"), "a .csv with the columns image, label, xmin, ymin, xmax, ymax"),
+    ("mindrecord", (".mindrecord",), "a .mindrecord set with its .db"),
 )
 FORMATS = tuple(name for name, _, _ in _KINDS)
 
@@ -23,6 +24,7 @@ FORMATS = tuple(name for name, _, _ in _KINDS)
 def detect(index: Index) -> str:
     """The format of an indexed folder. Raises UserError naming what was looked for."""
     looks: dict[str, Callable[[], bool]] = {
+        "mindrecord": lambda: bool(index.packed),
         "coco": lambda: any(coco.looks_like(index.path(path)) for path in index.with_suffix(".json")),
         "voc": lambda: any(voc.is_annotation(index.path(path)) for path in index.with_suffix(".xml")),
         "yolo": lambda: (
@@ -58,6 +60,13 @@ def read_folder(root: Path | str, format: str = "auto", voc_base: int = 1) -> Im
 def read_index(index: Index, format: str = "auto", voc_base: int = 1) -> ImageSet:
     """`read_folder` of a folder that is indexed already."""
     name = detect(index) if format == "auto" else format
+    if (name == "mindrecord") != bool(index.packed):
+        raise UserError(
+            f"{index.root}: data.format is {name}, but the pictures lie in "
+            f"{'a MindRecord file' if index.packed else 'files of their own'}; auto finds the format by looking"
+        )
+    if name == "mindrecord":
+        return mindrecord.read(index)
     if name == "coco":
         return coco.read(index.root, index)
     if name == "voc":
@@ -77,13 +86,13 @@ def open_index(root: Path | str) -> Index:
         index = scan(folder)
     except OSError as error:
         raise UserError(f"{error.filename or folder}: cannot be read: {error.strerror}") from error
-    if not index.images:
-        raise UserError(f"{folder}: no pictures found in this folder and those below it")
     if given.is_file():
         name = given.relative_to(folder).as_posix()
         kind = next((endings for _, endings, _ in _KINDS if given.suffix.lower() in endings), None)
         if kind is None:
-            raise UserError(f"{given}: not an annotation file; give a .json, .xml, .yaml, .txt or .csv, or the folder")
+            raise UserError(
+                f"{given}: not an annotation file; give a .json, .xml, .yaml, .txt, .csv, .mindrecord, or the folder"
+            )
         rivals = [
             path for path in index.others if path.lower().endswith(tuple(e for _, ends, _ in _KINDS for e in ends))
         ]
@@ -91,4 +100,8 @@ def open_index(root: Path | str) -> Index:
         index = Index(
             folder, index.images, [path for path in index.others if path in keep or path not in rivals], index.on_disk
         )
+    if not index.images or given.suffix.lower() == ".mindrecord":
+        index = mindrecord.unpack(index)
+    if not index.images:
+        raise UserError(f"{folder}: no pictures found in this folder and those below it")
     return index

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageCms, UnidentifiedImageError
 
+from finite.data.sample import Packed
 from finite.errors import UserError
 
 MAX_PIXELS = 100_000_000
@@ -66,7 +67,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 class ImageError(UserError):
     """A picture that cannot be used. `kind` is unreadable_image or too_large, `reason` stands without the file name."""
 
-    def __init__(self, path: Path | str, reason: str, kind: str = "unreadable_image"):
+    def __init__(self, path: Path | Packed | str, reason: str, kind: str = "unreadable_image"):
         super().__init__(f"{path}: {reason}")
         self.kind = kind
         self.reason = reason
@@ -94,23 +95,23 @@ class Header:
         return self.stored_width, self.stored_height
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path | Packed) -> Header:
     """Size, orientation and mode without decoding. Raises ImageError."""
     with _opened(path) as image:
         return _header(image, path)
 
 
-def size_of(path: Path) -> tuple[int, int]:
+def size_of(path: Path | Packed) -> tuple[int, int]:
     """(width, height) of the upright picture, from the header. Raises ImageError."""
     return read_header(path).size
 
 
-def open_rgb(path: Path) -> Image.Image:
+def open_rgb(path: Path | Packed) -> Image.Image:
     """The picture decoded to the end as 8-bit RGB, upright (the module's rules). Raises ImageError."""
     return open_with_header(path)[0]
 
 
-def open_with_header(path: Path) -> tuple[Image.Image, Header]:
+def open_with_header(path: Path | Packed) -> tuple[Image.Image, Header]:
     """`open_rgb` and `read_header` in one reading of the file."""
     with _opened(path) as image:
         header = _header(image, path)
@@ -120,7 +121,7 @@ def open_with_header(path: Path) -> tuple[Image.Image, Header]:
     return (rgb.transpose(turn) if turn is not None else rgb), header
 
 
-def to_rgb(image: Image.Image, path: Path | str = "image") -> Image.Image:
+def to_rgb(image: Image.Image, path: Path | Packed | str = "image") -> Image.Image:
     """A decoded picture of any Pillow mode as 8-bit RGB; `path` is for the message of the ImageError it may raise."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
@@ -135,7 +136,7 @@ def to_rgb(image: Image.Image, path: Path | str = "image") -> Image.Image:
     return image.convert("RGB")
 
 
-def _scaled(values: np.ndarray, path: Path | str) -> np.ndarray:
+def _scaled(values: np.ndarray, path: Path | Packed | str) -> np.ndarray:
     """Grey values of more than 8 bits as uint8, by the module's rules."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ImageError(path, "holds values that are not finite")
@@ -147,11 +148,11 @@ def _scaled(values: np.ndarray, path: Path | str) -> np.ndarray:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(path: Path | Packed) -> Iterator[Image.Image]:
     """An opened, not yet decoded picture within MAX_PIXELS; whatever a damaged file makes Pillow raise is
     ImageError."""
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise ImageError(
@@ -175,21 +176,21 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise ImageError(path, f"cannot be decoded: {error or type(error).__name__}") from error
 
 
-def _is_empty(path: Path) -> bool:
+def _is_empty(path: Path | Packed) -> bool:
     try:
         return path.stat().st_size == 0
     except OSError:
         return False
 
 
-def _header(image: Image.Image, path: Path) -> Header:
+def _header(image: Image.Image, path: Path | Packed) -> Header:
     width, height = image.size
     if width < 1 or height < 1:
         raise ImageError(path, f"{width} x {height} pixels")
     return Header(width, height, _orientation(image, path), image.mode)
 
 
-def _orientation(image: Image.Image, path: Path) -> int:
+def _orientation(image: Image.Image, path: Path | Packed) -> int:
     """The EXIF orientation as written, 1 where there is none or the EXIF block is damaged."""
     try:
         if image.format == "PNG" and "exif" not in image.info:
@@ -204,9 +205,9 @@ def _orientation(image: Image.Image, path: Path) -> int:
         return 1
 
 
-def _png_exif(path: Path) -> bytes | None:
+def _png_exif(path: Path | Packed) -> bytes | None:
     """The eXIf chunk of a PNG file wherever it stands, None if there is none."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8:
             length, name = struct.unpack(">I4s", head)

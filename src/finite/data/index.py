@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from finite.data.images import SUFFIXES
+from finite.data.sample import Packed
 
 _SPLITS = {
     "train": "train",
@@ -77,13 +78,14 @@ class Index:
     """Relative paths (forward slashes, sorted) of the files below `root`, hidden ones left out.
 
     A name whose bytes are not UTF-8 stands here as "caf%E9.jpg", so that every id can be printed and stored; `on_disk`
-    holds its real form.
+    holds its real form. `packed`: the pictures that lie in a larger file instead of one of their own.
     """
 
     root: Path
     images: list[str]
     others: list[str]
     on_disk: dict[str, str] = field(default_factory=dict, repr=False)
+    packed: dict[str, Packed] = field(default_factory=dict, repr=False)
     _by_stem: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
 
     def __post_init__(self) -> None:
@@ -93,8 +95,8 @@ class Index:
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [path for path in self.others if path.lower().endswith(suffixes)]
 
-    def path(self, relative: str) -> Path:
-        return self.root / self.on_disk.get(relative, relative)
+    def path(self, relative: str) -> Path | Packed:
+        return self.packed.get(relative) or self.root / self.on_disk.get(relative, relative)
 
     def same_stem(self, name: str) -> list[str]:
         """The pictures whose stem is that of `name`, written plainly or with %20 and the like."""

@@ -4,6 +4,8 @@ One convention for boxes, everywhere in the project: (xmin, ymin, xmax, ymax) in
 (turned as its EXIF tag says), counted from 0, right and bottom exclusive (half-open): width is xmax - xmin.
 """
 
+import io
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,15 +43,47 @@ class Object:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """A picture inside a larger file, with those methods of a Path that pictures are read by.
+
+    `stat` is of the whole file: what tells that the picture is still the same. `resolve` is where the picture would lie
+    if it were unpacked beside the file.
+    """
+
+    file: Path
+    name: str
+    offset: int
+    length: int
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.name}"
+
+    def read_bytes(self) -> bytes:
+        with open(self.file, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.length)
+
+    def open(self, mode: str = "rb") -> io.BytesIO:
+        return io.BytesIO(self.read_bytes())
+
+    def stat(self) -> os.stat_result:
+        return os.stat(self.file)
+
+    def resolve(self) -> Path:
+        return (self.file.parent / self.name).resolve()
+
+
+@dataclass(frozen=True)
 class ImageRecord:
-    """One image: `id` is its path relative to the data root with forward slashes; the same id in every run.
+    """One image: `id` is its path relative to the data root with forward slashes; the same id in every run. `path` is
+    its file, or its place in a larger one.
 
     `width` and `height` are those of the upright image. An image without objects is used only if the annotations say
     that it holds none (`negative`).
     """
 
     id: str
-    path: Path
+    path: Path | Packed
     width: int
     height: int
     objects: tuple[Object, ...]
