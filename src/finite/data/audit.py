@@ -9,7 +9,6 @@ at again, and of a changed one only the changed pictures are decoded.
 """
 
 import hashlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
