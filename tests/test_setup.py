@@ -104,6 +104,9 @@ FORBIDDEN = {
     "finite.guard": ("finite.tasks", "finite.cli"),
     "finite.monitor": ("finite.tasks", "finite.cli"),
 }
+#: Writing MindRecord needs MindSpore's own writer, imported when it is called; that reading data never loads MindSpore is
+#: held by a test below.
+ALLOWED = {"finite.data.mindrecord": "mindspore.mindrecord"}
 
 
 def executed(node: ast.AST):
@@ -146,6 +149,7 @@ def test_imports_go_one_way():
         for part in (part for part in FORBIDDEN if within(module, part)):
             seen.add(part)
             names = imported(path.read_text(), ".".join(parts[:-1]))
+            names = {n for n in names if not (module in ALLOWED and within(n, ALLOWED[module]))}
             wrong += [f"{module} imports {n}" for n in sorted(names) for bad in FORBIDDEN[part] if within(n, bad)]
     assert wrong == []
     assert seen == set(FORBIDDEN)
