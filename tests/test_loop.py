@@ -1,13 +1,14 @@
 """The loop on a small network: faults of data, weights and rates end where they began, and the run goes on."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from mindspore import ops
-from toy import CLASSES, FIELDS, GROUPS, POINTS, TERMS, ToyNetwork, ToyTerms, toy_arrays
+from toy import CLASSES, FIELDS, ToyTerms, toy_arrays, toy_task
 
 from finite.config import Checkpoint as CheckpointConfig
 from finite.config import Config, Stage
@@ -16,6 +17,7 @@ from finite.errors import GuardStop
 from finite.guard import verdict as v
 from finite.guard.policy import Guard
 from finite.monitor.history import History
+from finite.run import RunFolder
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.loop import Run, StageLoop
 from finite.training.scaling import LossScale
@@ -71,9 +73,9 @@ def make(terms=ToyTerms, precision="O0", **training) -> StageLoop:
     use_device(Config())
     config = Config.model_validate({"training": {"batch_size": BATCH, "precision": precision, **training},
                                     "stages": [stage_at(1e-2).model_dump()]})
-    task = SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, terms_cell=terms)
-    network = ToyNetwork()
-    run = Run(config, task, ToySource(), network, with_precision(network, precision), constants_of(network),
+    task = toy_task(terms)
+    network = task.network()
+    run = Run(config, RunFolder(Path("unused")), task, ToySource(), network, with_precision(network, precision), constants_of(network),
               Guard(config.guard), LossScale(precision != "O0", config.training.loss_scale), None, Position(),
               EpochSums(), print)
     loop = StageLoop(run, config.stages[0])
@@ -98,7 +100,7 @@ def begin(loop, folder, source=None, rate=1e-2, **guard) -> StageLoop:
     config = Config.model_validate(loop.run.config.model_dump() | {"guard": guard})
     source, seen, told = source or ToySource(), [], []
     loop.run = replace(
-        loop.run, config=config, source=source, guard=Guard(config.guard), history=History(folder / "history.jsonl"),
+        loop.run, config=config, folder=RunFolder(folder), source=source, guard=Guard(config.guard), history=History(folder / "history.jsonl"),
         scale=LossScale(loop.run.scale.half, config.training.loss_scale), position=Position(), sums=EpochSums(),
         say=told.append, snapshot=None)
     loop.stage, loop.loader, loop.seen, loop.told = stage_at(rate), Loader(source, BATCH, config.seed), seen, told
@@ -206,7 +208,7 @@ def test_bad_sample_is_set_aside_and_the_run_is_as_if_it_had_never_been_there(na
     for ours, theirs in zip(applied, clean.seen, strict=True):  # order and rate of all steps as in the clean run
         counted = theirs.indices[(theirs.use > 0) & (theirs.indices != SICK)]
         assert ours.rate == theirs.rate and np.array_equal(ours.indices[ours.use > 0], counted)
-    assert run.guard.counts == {"healthy": 12, "overflow": 0, "refused": 1, "rerun": 1} and run.guard.rewinds == 0
+    assert run.guard.counts == {"healthy": 12, "overflow": 0, "refused": 1, "rerun": 1, "incidents": 1} and run.guard.rewinds == 0
 
 
 def test_each_sample_of_a_bad_batch_has_its_own_line_and_the_step_has_no_rerun(compiled, clean, tmp_path):
@@ -266,7 +268,8 @@ def test_nan_in_a_moment_is_found_and_the_run_goes_on_from_the_last_good_state(
         after[step] = state(loop)
 
     run = train(loop, act)
-    assert [e["event"] for e in run.events] == ["refused", "bad state", "rewind"][found == 4 :]
+    assert [e["event"] for e in run.events] == ["bad state" if found == 4 else "refused", "rewind"]
+    assert run.events[0]["verdict"] == v.BAD_STATE and run.guard.counts["incidents"] == 1
     assert {e["step"] for e in run.events} == {found} and any("back to the state after step 0" in t for t in run.told)
     assert not_finite(after[found - 1])  # it had been there
     assert_same(after[found], loop.start)

@@ -67,7 +67,7 @@ def test_overflow_is_counted_apart_and_never_rewinds():
     guard = made()
     refuse(guard, 50, OVERFLOW)
     assert not guard.must_rewind() and guard.bad_in_row == 0
-    assert guard.counts == {"healthy": 0, "overflow": 50, "refused": 0, "rerun": 0}
+    assert guard.counts == {"healthy": 0, "overflow": 50, "refused": 0, "rerun": 0, "incidents": 0}
     refuse(guard, 2)
     refuse(guard, 1, OVERFLOW)
     refuse(guard, 1)
@@ -110,7 +110,7 @@ def test_counters_tell_what_happened_to_every_step():
     refuse(guard, 2)
     refuse(guard, 1, OVERFLOW)
     guard.rewound()
-    assert guard.counts == {"healthy": 5, "overflow": 1, "refused": 2, "rerun": 0}  # a rewind takes nothing back
+    assert guard.counts == {"healthy": 5, "overflow": 1, "refused": 2, "rerun": 0, "incidents": 0}  # a rewind takes nothing back
 
 
 @pytest.mark.parametrize("mode", ["refuse", "clip"])

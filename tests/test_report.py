@@ -7,7 +7,7 @@ from finite.guard.report import HEAD, Layout, StepReport
 
 LAYOUT = Layout(("class", "box"), ("image", "box"), ("a.weight", "b.weight", "b.bias"), ("norm.moving_mean",),
                 ("features", "logits"), ("backbone",), 4, (True, True))
-SIZE = 9 + 2 + 2 + 2 + 8 + 8 + 8 + 3 + 3 + 3 + 1 + 1 + 2 + 2
+SIZE = 9 + 2 + 2 + 2 + 8 + 8 + 8 + 3 + 3 + 3 + 1 + 1 + 2 + 2 + 2
 
 
 def report(**blocks):

@@ -5,6 +5,7 @@ import pytest
 from mindspore import nn
 from toy import FIELDS, GROUPS, ToyNetwork, step_state, toy_arrays, toy_batch, toy_step
 
+from finite.guard.report import Limits
 from finite.config import Stage
 from finite.errors import UserError
 from finite.training.stages import constants_of, freeze, learning_rate
@@ -30,7 +31,7 @@ def heads_only():
     trained = freeze(network, ["backbone.*"], GROUPS, constants_of(network))
     step = toy_step(network=network, trained=trained)
     before = step_state(step)
-    report = step.run(0, toy_batch(toy_arrays()), 1e-2, 1.0, INF, FIELDS)
+    report = step.run(0, toy_batch(toy_arrays()), 1e-2, 1.0, Limits(), FIELDS)
     return step, before, report, step_state(step)
 
 
@@ -57,9 +58,9 @@ def test_frozen_part_works_with_its_running_statistics(heads_only):
     step, _, report, _ = heads_only
     arrays = toy_arrays()
     arrays["image"][1:] = 0.0
-    others = step.run(1, toy_batch(arrays), 0.0, 1.0, INF, FIELDS)
+    others = step.run(1, toy_batch(arrays), 0.0, 1.0, Limits(), FIELDS)
     at = report.layout.terms.index("class")
-    fresh = step.run(2, toy_batch(toy_arrays()), 0.0, 1.0, INF, FIELDS)
+    fresh = step.run(2, toy_batch(toy_arrays()), 0.0, 1.0, Limits(), FIELDS)
     assert others.blocks["values"][at, 0] == pytest.approx(fresh.blocks["values"][at, 0], rel=1e-5)
     assert others.blocks["values"][at, 1] != pytest.approx(fresh.blocks["values"][at, 1], rel=1e-5)
 

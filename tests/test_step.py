@@ -5,6 +5,7 @@ import pytest
 from mindspore import Tensor, ops
 from toy import FIELDS, GROUPS, toy_arrays, toy_batch, toy_step, step_state, ToyNetwork
 
+from finite.guard.report import Limits
 from finite.guard import verdict as v
 
 INF = float("inf")
@@ -14,12 +15,12 @@ INF = float("inf")
 def step():
     made = toy_step()
     for _ in range(3):
-        assert made.run(0, toy_batch(toy_arrays()), 1e-2, 1.0, INF, FIELDS).good
+        assert made.run(0, toy_batch(toy_arrays()), 1e-2, 1.0, Limits(), FIELDS).good
     return made
 
 
 def attempt(step, arrays=None, rate=1e-2, scale=1.0, limit=INF):
-    return step.run(7, toy_batch(toy_arrays() if arrays is None else arrays), rate, scale, limit, FIELDS)
+    return step.run(7, toy_batch(toy_arrays() if arrays is None else arrays), rate, scale, Limits(limit), FIELDS)
 
 
 def with_value(field, place, value):
@@ -90,7 +91,7 @@ def test_gradient_of_1e30_is_refused_and_its_size_reported(step):
     """Finite, but its square is not: it must neither pass nor vanish in clipping."""
     before = step_state(step)
     report = attempt(step, scale=1.0)
-    huge = step.run(7, toy_batch(toy_arrays()), 1e-2, 1e30, INF, FIELDS)  # a scale of 1e30 makes the raw gradients 1e30
+    huge = step.run(7, toy_batch(toy_arrays()), 1e-2, 1e30, Limits(), FIELDS)  # a scale of 1e30 makes the raw gradients 1e30
     assert report.good and not huge.good
     assert huge.bad_gradients()
     largest = huge.blocks["largest_gradient"].max()
@@ -163,7 +164,7 @@ def test_scale_does_not_change_the_update():
     results = []
     for scale in (1.0, 2.0**16):
         made = toy_step(optimizer="sgd")
-        report = made.run(0, toy_batch(toy_arrays()), 1e-2, scale, INF, FIELDS)
+        report = made.run(0, toy_batch(toy_arrays()), 1e-2, scale, Limits(), FIELDS)
         assert report.good
         results.append(step_state(made))
     for name in results[0]:
@@ -176,7 +177,7 @@ def test_term_without_weight_costs_no_gradient_and_its_fault_does_not_stop_the_s
     poisoned = weight.asnumpy().copy()
     poisoned[0, 0] = np.nan
     ops.assign(weight, Tensor(poisoned))
-    report = made.run(0, toy_batch(toy_arrays()), 1e-2, 1.0, INF, FIELDS)
+    report = made.run(0, toy_batch(toy_arrays()), 1e-2, 1.0, Limits(), FIELDS)
     assert report.bad_terms() == ["box"]  # reported
     assert report.good  # 0 x NaN did not reach the sum
     assert np.isfinite(report.norm) and report.blocks["group_norm"][2] == 0
@@ -185,13 +186,13 @@ def test_term_without_weight_costs_no_gradient_and_its_fault_does_not_stop_the_s
 def test_half_precision_overflow_is_told_apart_and_the_step_trains_at_a_lower_scale():
     made = toy_step(half=True)
     before = step_state(made)
-    report = made.run(0, toy_batch(toy_arrays()), 1e-2, 2.0**40, INF, FIELDS)
+    report = made.run(0, toy_batch(toy_arrays()), 1e-2, 2.0**40, Limits(), FIELDS)
     verdict = v.judge(report, half=True)
     assert not report.good and verdict.kind == v.OVERFLOW and verdict.rows == ()
     assert_same(before, step_state(made))
-    report = made.run(1, toy_batch(toy_arrays()), 1e-2, 2.0**8, INF, FIELDS)
+    report = made.run(1, toy_batch(toy_arrays()), 1e-2, 2.0**8, Limits(), FIELDS)
     assert report.good
-    bad = made.run(2, toy_batch(BAD["NaN pixel"][0]), 1e-2, 2.0**8, INF, FIELDS)
+    bad = made.run(2, toy_batch(BAD["NaN pixel"][0]), 1e-2, 2.0**8, Limits(), FIELDS)
     assert v.judge(bad, half=True).kind == v.BAD_INPUT  # bad data is not an overflow: the scale must stay
 
 
@@ -203,6 +204,6 @@ def test_network_without_batch_norm_works():
     network.box_head = nn.SequentialCell(nn.Dense(8 * 16, 4))
     made = toy_step(network=network)
     before = step_state(made)
-    assert not made.run(0, toy_batch(BAD["Inf target"][0]), 1e-2, 1.0, INF, FIELDS).good
+    assert not made.run(0, toy_batch(BAD["Inf target"][0]), 1e-2, 1.0, Limits(), FIELDS).good
     assert_same(before, step_state(made))
-    assert made.run(1, toy_batch(toy_arrays()), 1e-2, 1.0, INF, FIELDS).good
+    assert made.run(1, toy_batch(toy_arrays()), 1e-2, 1.0, Limits(), FIELDS).good

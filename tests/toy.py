@@ -1,9 +1,12 @@
 """A network small enough to compile in a second, with everything the engine must handle: convolution, BatchNorm in two
 and one dimensions, ReLU, a classifier and a box head."""
 
+from types import SimpleNamespace
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
+from PIL import Image
 
 from finite.config import Optimizer
 from finite.data.pipeline import Batch
@@ -61,6 +64,15 @@ class ToyTerms(nn.Cell):
         hot = (label.reshape((-1, 1)) == self.number).astype(ms.float32)
         return (-(hot * log_p).sum(1), ops.square(box_z - (box / 8.0 - 1.0)).mean(1)), (class_weight, box_weight), (
             features, logits, box_z)
+
+
+def toy_task(terms=ToyTerms, network=ToyNetwork) -> SimpleNamespace:
+    """What the engine asks of a task, over the toy network."""
+    def show(outputs, batch, titles):
+        return [Image.new("RGB", (8, 8)) for _ in titles]
+
+    return SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, network=network, terms_cell=terms, show=show,
+                           state=lambda: {"classes": list("abc")})
 
 
 def toy_batch(arrays: dict[str, np.ndarray]) -> Batch:

@@ -94,8 +94,10 @@ def _train(args: argparse.Namespace, console: "Console") -> None:
                 "can't go with it; to train on with other settings start a new run with --init RUN"
             )
         run = RunFolder.open(Path(args.resume)) if args.resume else RunFolder.newest(_settings(None, []).runs)
-        settings, options = config.load(run.config), TrainOptions(resume=run)
+        settings, options = config.load(run.config), TrainOptions(resume=run, give_back=tuple(args.give_back))
         console.line(f"resuming {run.path}")
+    elif args.give_back:
+        raise UserError("--give-back takes samples of a run out of quarantine, so it needs --resume RUN")
     else:
         overrides = [*args.set, *([f"seed={args.seed}"] if args.seed is not None else [])]
         settings = _settings(args.config, overrides)
@@ -292,6 +294,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--resume", nargs="?", const="", metavar="DIR",
         help="go on with a run as if it had never stopped; without DIR, the run that trained last",
+    )
+    train.add_argument(
+        "--give-back", action="append", default=[], metavar="ID",
+        help="with --resume: use a quarantined sample again (its id in quarantine.json, or all); may be repeated",
     )
     train.add_argument(
         "--init", type=Path, metavar="RUN", help="start from another run's weights (its classes may differ)"

@@ -206,13 +206,20 @@ class Spike(Group):
     window: Annotated[Whole, Field(ge=2)] = 200
 
 
+class Incidents(Group):
+    keep: Annotated[Whole, Field(ge=0)] = 20
+    megabytes: Annotated[Whole, Field(ge=0)] = 500
+
+
 class Guard(Group):
     check_every: Count = 100
     rewind_after: Count = 5
     rate_factor: Annotated[Number, Field(gt=0, le=1)] = 0.5
     stop_after: Count = 3
-    statistics_jump: Annotated[Number, Field(gt=1)] = 1e4
+    jump: Annotated[Number, Field(gt=1)] = 1e4
     spike: Spike = Spike()
+    diagnose: Switch = True
+    incidents: Incidents = Incidents()
 
 
 class Checkpoint(Group):

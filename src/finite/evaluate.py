@@ -143,13 +143,13 @@ def facts(trained: Trained) -> dict[str, Any]:
     """What else a run's metrics.json tells: which checkpoint, and how the training went to its end."""
     last = checkpoint.newest(trained.run)[0].state
     counts = last["guard"]["counts"]
-    incidents = trained.run.incidents
     return {
         "checkpoint": trained.origin(),
         "healthy_steps": counts["healthy"],
-        "skipped_steps": counts["refused"],
+        "skipped_steps": counts["refused"] - counts["rerun"],  # made no update; a refused attempt that was run again did
         "overflow_steps": counts["overflow"],
-        "incidents": sum(1 for path in incidents.iterdir() if path.is_dir()) if incidents.is_dir() else 0,
+        "incidents": counts.get("incidents", 0),
+        "rewinds": last["guard"]["rewinds"],
         "quarantined": len(last["guard"]["quarantine"]),
         "training_seconds": round(last["seconds"], 1),
     }

@@ -1,9 +1,14 @@
 """The whole job behind `python main.py --stage all`: train, score the test split once, export, and say where all is."""
 
+from collections.abc import Mapping
+import json
+from typing import Any
+
 from finite import evaluate, export
 from finite.config import Config
 from finite.monitor.console import Console
-from finite.run import TrainOptions
+from finite.monitor.text import count
+from finite.run import RunFolder, TrainOptions
 from finite.trained import open_trained, with_data
 from finite.training.trainer import train
 
@@ -17,8 +22,11 @@ def run(config: Config, options: TrainOptions, console: Console) -> None:
         return
     trained = open_trained(folder, console)
     metrics = evaluate.finish(trained, sources, console)
-    told = f"{metrics['healthy_steps']} healthy, {metrics['overflow_steps']} overflow, {metrics['skipped_steps']} refused"
-    console.line(f"steps of the run: {told}; samples in quarantine: {metrics['quarantined']}")
+    console.line(told(metrics))
+    quarantined = listed(folder)
+    if quarantined:
+        console.table("samples set aside", ("sample", "step", "reason"), quarantined)
+        console.line(f"all of them, and how to give one back: {folder.quarantine}")
     export.write(trained, sources.validation, console)
     entries = {
         "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures, "checkpoints": folder.checkpoints,
@@ -26,3 +34,22 @@ def run(config: Config, options: TrainOptions, console: Console) -> None:
         "try it": f"python main.py predict {folder.path} IMAGE...",
     }
     console.listing("where everything is", entries)
+
+
+def told(metrics: Mapping[str, Any]) -> str:
+    """The totals in a sentence; a run that met faults and ended well says so."""
+    parts = [f"{metrics['healthy_steps']} healthy", f"{metrics['skipped_steps']} skipped"]
+    parts += [f"{metrics['overflow_steps']} overflow"] if metrics["overflow_steps"] else []
+    line = f"steps of the run: {', '.join(parts)}; incidents: {metrics['incidents']}; samples in quarantine: {metrics['quarantined']}"
+    if metrics["incidents"]:
+        back = f", {count(metrics['rewinds'], 'time')} back to a verified state" if metrics["rewinds"] else ""
+        line += f". The run ended healthy: no bad step reached the weights{back}; each incident is told in incidents/"
+    return line
+
+
+def listed(folder: RunFolder) -> list[tuple[str, int | str, str]]:
+    """The rows of the table of quarantined samples, ten at most."""
+    if not folder.quarantine.exists():
+        return []
+    samples = json.loads(folder.quarantine.read_text())["samples"]
+    return [(s["id"], s["step"] or "", s["reason"]) for s in samples[:10]]

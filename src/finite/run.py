@@ -80,6 +80,10 @@ class RunFolder:
         return self.path / "incidents"
 
     @property
+    def quarantine(self) -> Path:
+        return self.path / "quarantine.json"
+
+    @property
     def data(self) -> Path:
         return self.path / "data"
 
@@ -104,17 +108,17 @@ class RunFolder:
                     return cls(path)
                 except FileExistsError as error:
                     if not base.is_dir():
-                        raise _explained(error, base) from error
+                        raise explained(error, base) from error
                     number += 1
                 except OSError as error:
-                    raise _explained(error, path) from error
+                    raise explained(error, path) from error
         path = base / name if Path(name).name == name else Path(name)
         if name in ("", ".", "..") or path.is_dir() and any(path.iterdir()):
             raise UserError(f"{path}: the run folder is in use; choose another --run, or go on with --resume {path}")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _explained(error, path) from error
+            raise explained(error, path) from error
         return cls(path)
 
     @classmethod
@@ -154,7 +158,7 @@ class RunFolder:
                 os.fsync(file.fileno())
             free = shutil.disk_usage(self.path).free
         except OSError as error:
-            raise _explained(error, self.path) from error
+            raise explained(error, self.path) from error
         finally:
             with contextlib.suppress(OSError):  # never made, or the folder is gone: reported above
                 probe.unlink()
@@ -169,6 +173,7 @@ class RunFolder:
 class TrainOptions:
     """What the command line asks of a training, beside the configuration.
 
+    `give_back` are the ids of quarantined samples that a resumed run uses again ("all": every one).
     `stage` is "all" or the name of one stage; `run` names the new folder; `resume` is the run to go on with (its own
     configuration and stage hold, the others here are unset); `init` gives the weights to start from; `overfit` trains
     and scores on that many samples, as a check that the network can learn at all.
@@ -179,6 +184,7 @@ class TrainOptions:
     resume: RunFolder | None = None
     init: RunFolder | None = None
     overfit: int | None = None
+    give_back: tuple[str, ...] = ()
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -194,7 +200,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except OSError as error:
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
     finally:
         with contextlib.suppress(OSError):  # the normal case: it was renamed
             temporary.unlink()
@@ -267,15 +273,18 @@ def _runs_in(base: Path) -> list[RunFolder]:
     try:
         found = [RunFolder(path) for path in base.iterdir() if (path / "config.yaml").is_file()]
     except OSError as error:
-        raise _explained(error, base) from error
+        raise explained(error, base) from error
     return sorted(found, key=lambda run: (trained(run), run.path.name), reverse=True)
 
 
-def _explained(error: OSError, path: Path) -> UserError:
+def explained(error: OSError, path: Path) -> UserError:
     """The UserError that tells what the file system refused. Anything the user can't mend is raised as it is."""
     reasons = {
         errno.ENOSPC: "no space left on the disk; free some",
         errno.EDQUOT: "the disk quota is used up; free some space",
+        errno.EFBIG: "a limit on the size of files stopped the writing; raise it (ulimit -f)",
+        errno.EMFILE: "too many files are open at once; raise the limit (ulimit -n)",
+        errno.ENFILE: "too many files are open on this machine; close some programs",
         errno.EROFS: "the file system is read-only; choose another folder",
         errno.EACCES: "no permission to write here; choose another folder or change its permissions",
         errno.EPERM: "writing is not permitted here; choose another folder",

@@ -8,12 +8,13 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from finite.config import Config, Stage
 from finite.data.pipeline import Batch, check
+from finite.guard.report import Limits
 from finite.guard.verdict import HEALTHY, judge
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.task import DetectionTask
 from finite.training.optimizers import RatedOptimizer
 from finite.training.stages import constants_of, freeze
-from finite.training.step import GuardedStep, StepRules
+from finite.training.step import GuardedStep, rules_of
 
 CLASSES = ("circle", "ring", "triangle", "cross", "bar")
 
@@ -60,15 +61,13 @@ def guarded_step(config: Config, stage: Stage) -> tuple[Callable[[], object], De
     trained = freeze(network, stage.freeze, task.groups, constants_of(network))
     source, arrays = batch_of(config)
     rows = config.training.batch_size
-    rules = StepRules(stage.weights, config.loss.bound, config.loss.cap, config.training.clip_norm,
-                      config.guard.statistics_jump, False)
     step = GuardedStep(task.terms_cell(network), RatedOptimizer(config.optimizer, trained), source.fields, task.terms,
-                       task.points, task.groups, rows, rules)
+                       task.points, task.groups, rows, rules_of(config, stage))
     batch = Batch(arrays, np.ones(rows, np.float32), np.arange(rows))
 
     def run() -> None:  # with the host's part: check before, verdict after
         problems = check(batch, source.fields)
-        if problems or judge(step.run(0, batch, 1e-4, 1.0, float("inf"), source.fields), half=False).kind != HEALTHY:
+        if problems or judge(step.run(0, batch, 1e-4, 1.0, Limits(), source.fields), half=False).kind != HEALTHY:
             raise RuntimeError("the benchmark's step was refused")
 
     return run, task, network

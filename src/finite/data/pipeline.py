@@ -172,6 +172,12 @@ def check(batch: Batch, fields: Sequence[Field]) -> list[tuple[int, str, str]]:
     return problems
 
 
+def copies(batch: Batch, fields: Sequence[Field]) -> bool:
+    """Do all rows hold the same input? BatchNorm would see a variance of 0: a batch of one in disguise."""
+    inputs = [batch.arrays[field.name] for field in fields if field.role == "input"]
+    return bool(inputs) and len(batch.use) > 1 and all(np.array_equal(a[row], a[0]) for row in range(1, len(batch.use)) for a in inputs)
+
+
 def _out_of_range(values: np.ndarray, field: Field) -> Iterator[tuple[int, str]]:
     flat = values.reshape(len(values), -1)
     with np.errstate(invalid="ignore"):

@@ -1,15 +1,15 @@
 """The policy: what follows from a verdict. Plain state and pure decisions; the trainer carries them out.
 
-- Input and target faults, and samples named by a loss term, are taken out of the step at once and the step is run again
-  without them (once, under the same step number). An input or target fault puts the sample into quarantine at the
-  first; a sample blamed by a term after `BLAMES` times in different company.
+- Samples that are named (by their input or target, by a loss term, or by the search in isolate.py) are taken out of the
+  step at once and the step is run again without them (once, under the same step number). An input or target fault puts
+  the sample into quarantine at the first; a sample blamed otherwise after `BLAMES` times in different company.
 - After `rewind_after` bad steps in a row, or at once when weights, moments or statistics are not finite: back to the
   last verified state, with the rate lowered by `rate_factor`. The data order goes on.
 - After `stop_after` rewinds without an epoch of healthy steps between them: stop with exit code 3.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +17,15 @@ import numpy as np
 
 from finite.config import Guard as GuardConfig
 from finite.guard import verdict as v
+from finite.guard.report import Limits
 
-#: A sample blamed by a term this many times, in different batches, is quarantined.
+#: A sample blamed by anything but its own input or target this many times, in different batches, is quarantined.
 BLAMES = 2
+COUNTS = ("healthy", "overflow", "refused", "rerun", "incidents")
+#: Healthy steps over which a key point's largest magnitude is remembered.
+POINT_WINDOW = 50
+#: Steps whose learning rate is remembered: a rate that was absurd once explains what comes after it.
+RATE_WINDOW = 50
 
 
 @dataclass
@@ -27,7 +33,7 @@ class Guard:
     """The guard's memory over a run: counters that only grow, the bad streak, quarantine, norms of healthy steps."""
 
     rules: GuardConfig
-    counts: dict[str, int] = field(default_factory=lambda: {"healthy": 0, "overflow": 0, "refused": 0, "rerun": 0})
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     bad_in_row: int = 0
     rewinds: int = 0
     rewinds_in_row: int = 0
@@ -35,6 +41,24 @@ class Guard:
     quarantine: dict[int, str] = field(default_factory=dict)  # sample number -> reason
     blames: dict[int, int] = field(default_factory=dict)
     norms: deque = field(default_factory=deque)
+    points: deque = field(default_factory=lambda: deque(maxlen=POINT_WINDOW))  # largest magnitudes, a list per step
+    rates: deque = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))  # (step, learning rate)
+    streak: tuple[str, str] | None = None  # while bad steps follow each other: verdict and incident of the first
+    quarantined_at: dict[int, int] = field(default_factory=dict)  # sample number -> step
+
+    def new_stage(self) -> None:
+        """Other parameters and weights: norms and magnitudes of the last stage say nothing here."""
+        self.norms.clear()
+        self.points.clear()
+        self.rates.clear()
+
+    def limits(self) -> Limits:
+        """What a step is allowed: the norm limit, and for each key point `jump` times its recent largest magnitude (1 at
+        least, so that a point which starts near 0 may grow); no limit on points before the first healthy step."""
+        if not self.points:
+            return Limits(self.norm_limit())
+        recent = np.maximum(np.max(np.array(self.points, np.float64), axis=0), 1.0)
+        return Limits(self.norm_limit(), np.minimum(recent * self.rules.jump, np.finfo(np.float32).max))
 
     def norm_limit(self) -> float:
         """The gradient norm above which a step is a spike: `factor` times the median of the recent healthy norms.
@@ -51,16 +75,19 @@ class Guard:
     def rate_factor(self) -> float:
         return self.rules.rate_factor**self.rewinds
 
-    def healthy(self, norm: float, steps_per_epoch: int) -> None:
-        """A step was applied. Only such norms enter the history."""
+    def healthy(self, norm: float, steps_per_epoch: int, points: Sequence[float] = ()) -> None:
+        """A step was applied. Only such norms and magnitudes enter the history."""
         self.counts["healthy"] += 1
         self.bad_in_row = 0
+        self.streak = None
         self.healthy_since_rewind += 1
         if self.healthy_since_rewind >= steps_per_epoch:
             self.rewinds_in_row = 0
         self.norms.append(float(norm))
         while len(self.norms) > self.rules.spike.window:
             self.norms.popleft()
+        if len(points):
+            self.points.append([float(value) for value in points])
 
     def refused(self, verdict: v.Verdict) -> None:
         """A step ended without an update."""
@@ -69,15 +96,22 @@ class Guard:
         if not overflow:
             self.bad_in_row += 1
 
-    def blame(self, verdict: v.Verdict, samples: Mapping[int, str]) -> list[int]:
-        """Note the samples that a verdict names, each with its reason; returns those that are now quarantined for it."""
+    def blame(self, verdict: v.Verdict, samples: Mapping[int, str], step: int = 0) -> list[int]:
+        """Note the samples that are named at a step, each with its reason; returns those now quarantined for it."""
         caught = []
         for sample, sentence in samples.items():
             self.blames[sample] = self.blames.get(sample, 0) + 1
             if sample not in self.quarantine and (verdict.kind == v.BAD_INPUT or self.blames[sample] >= BLAMES):
                 self.quarantine[sample] = sentence
+                self.quarantined_at[sample] = step
                 caught.append(sample)
         return caught
+
+    def give_back(self, sample: int) -> None:
+        """Take a sample out of quarantine, with a clean record."""
+        del self.quarantine[sample]
+        self.blames.pop(sample, None)
+        self.quarantined_at.pop(sample, None)
 
     def must_rewind(self) -> bool:
         return self.bad_in_row >= self.rules.rewind_after
@@ -97,13 +131,20 @@ class Guard:
             "counts": dict(self.counts), "bad_in_row": self.bad_in_row, "rewinds": self.rewinds,
             "rewinds_in_row": self.rewinds_in_row, "healthy_since_rewind": self.healthy_since_rewind,
             "quarantine": {str(k): reason for k, reason in self.quarantine.items()},
-            "blames": {str(k): n for k, n in self.blames.items()}, "norms": list(self.norms),
+            "blames": {str(k): n for k, n in self.blames.items()}, "norms": list(self.norms), "points": list(self.points),
+            "rates": [list(pair) for pair in self.rates], "streak": self.streak and list(self.streak),
+            "quarantined_at": {str(k): step for k, step in self.quarantined_at.items()},
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        self.counts = dict(state["counts"])
+        self.counts = dict.fromkeys(COUNTS, 0) | dict(state["counts"])
         for name in ("bad_in_row", "rewinds", "rewinds_in_row", "healthy_since_rewind"):
             setattr(self, name, state[name])
         self.quarantine = {int(k): reason for k, reason in state["quarantine"].items()}
         self.blames = {int(k): n for k, n in state["blames"].items()}
         self.norms = deque(state["norms"])
+        self.points = deque(state.get("points", ()), POINT_WINDOW)  # runs of older versions lack the last four
+        self.rates = deque((tuple(pair) for pair in state.get("rates", ())), RATE_WINDOW)
+        streak = state.get("streak")
+        self.streak = (streak[0], streak[1]) if streak else None
+        self.quarantined_at = {int(k): step for k, step in state.get("quarantined_at", {}).items()}

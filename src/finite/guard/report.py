@@ -9,8 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The leading scalars of the vector. `reasons` of `ok` follow as flags further on.
+#: The leading scalars of the vector.
 HEAD = ("ok", "total", "norm", "norm_clipped", "learning_rate", "scale", "norm_limit", "spike", "rate_bad")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the host allows a step, from the history of healthy ones: the gradient norm, and the largest magnitude of each
+    key point (K,); None: no limit yet."""
+
+    norm: float = float("inf")
+    points: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,7 @@ class Layout:
             ("group_norm", (len(self.groups),)),
             ("statistics_bad", (len(self.statistics),)),
             ("point_bad", (len(self.points),)),
+            ("point_fault", (len(self.points),)),
             ("point_largest", (len(self.points),)),
         ]
 
@@ -103,4 +113,10 @@ class StepReport:
         return self.named("statistics_bad", self.layout.statistics)
 
     def bad_points(self) -> list[str]:
+        """Key points that hold a number that is not finite."""
         return self.named("point_bad", self.layout.points)
+
+    def faulty_points(self) -> list[tuple[str, float]]:
+        """(name, largest magnitude) of the key points that are dead (0) or far above their recent magnitude."""
+        largest = dict(zip(self.layout.points, map(float, self.blocks["point_largest"])))
+        return [(name, largest[name]) for name in self.named("point_fault", self.layout.points)]

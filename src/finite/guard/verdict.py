@@ -14,9 +14,10 @@ from finite.guard.report import StepReport
 
 HEALTHY, OVERFLOW, SPIKE = "healthy", "overflow", "spike"
 BAD_INPUT, BAD_TERM, BAD_GRADIENT = "bad input", "bad term", "bad gradient"
-BAD_STATISTICS, BAD_STATE, EMPTY = "bad statistics", "bad state", "empty batch"
+BAD_ACTIVATION, BAD_STATISTICS = "bad activation", "bad statistics"
+BAD_STATE, EMPTY = "bad state", "empty batch"
 #: In the order in which they are tried.
-KINDS = (BAD_INPUT, BAD_TERM, OVERFLOW, BAD_GRADIENT, BAD_STATISTICS, SPIKE, BAD_STATE, EMPTY, HEALTHY)
+KINDS = (BAD_INPUT, BAD_TERM, BAD_ACTIVATION, OVERFLOW, BAD_GRADIENT, BAD_STATISTICS, SPIKE, BAD_STATE, EMPTY, HEALTHY)
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,12 @@ class Verdict:
     names: tuple[str, ...] = ()
     sentence: str = "the step is healthy"
     reasons: Mapping[int, str] = field(default_factory=dict)  # row -> its own sentence, where rows differ
+    copies: bool = False  # bad input: every row of the batch holds the same
 
 
-def judge(report: StepReport, half: bool) -> Verdict:
-    """Name the step. `half`: the network ran in half precision, where gradients may overflow without a fault."""
+def judge(report: StepReport, half: bool, dry: bool = False) -> Verdict:
+    """Name the step. `half`: the network ran in half precision, where gradients may overflow without a fault. `dry`: the
+    attempt was refused for its rate alone, on purpose; how would it have been judged?"""
     if report.good:
         return Verdict(HEALTHY)
     fields = report.bad_fields()
@@ -42,7 +45,7 @@ def judge(report: StepReport, half: bool) -> Verdict:
         names = tuple(dict.fromkeys(name for name, _ in fields))
         return Verdict(BAD_INPUT, rows, (), names,
                        f"{_listed(names)} of {_rows(rows)} not finite or out of range")
-    if report.rate_bad:
+    if report.rate_bad and not dry:
         return Verdict(BAD_STATE, names=("learning_rate",), sentence=f"the learning rate is {report.learning_rate}")
     # A term out of use may be bad in a step that was refused for something else.
     table = report.table_bad() & np.array(report.layout.active)[:, None]
@@ -55,6 +58,13 @@ def judge(report: StepReport, half: bool) -> Verdict:
         # When every sample's value is bad, no sample is to blame: it is the weights, or the formula.
         return Verdict(BAD_TERM, () if whole else rows, terms, tuple(report.bad_points()),
                        f"loss term {_listed(terms)} is not finite for {'every sample' if whole else _rows(rows)}")
+    points = report.faulty_points()
+    if points:
+        names = tuple(name for name, _ in points)
+        dead = all(largest == 0 for _, largest in points)
+        what = "0 throughout: nothing behind it can learn" if dead else \
+            f"{max(largest for _, largest in points):.3g}, far above its recent magnitude"
+        return Verdict(BAD_ACTIVATION, names=names, sentence=f"key point {_listed(names)} is {what}")
     gradients = report.bad_gradients()
     if gradients or not np.isfinite(report.norm):
         if half and report.scale > 1:
@@ -69,6 +79,8 @@ def judge(report: StepReport, half: bool) -> Verdict:
                        sentence=f"BatchNorm's {_listed(statistics)} not finite or far from recent values")
     if report.spike:
         return Verdict(SPIKE, sentence=f"gradient norm {report.norm:.4g} is above the limit {report.norm_limit:.4g}")
+    if dry:
+        return Verdict(HEALTHY)
     raise ValueError("the step was refused, and no flag of its report says why")
 
 

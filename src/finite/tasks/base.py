@@ -113,6 +113,7 @@ class Task(Protocol):
         `restore(config, state)` is its inverse."""
         ...
 
-    def show(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]) -> list[Any]:
-        """One picture (PIL.Image) per row, with truth and prediction drawn."""
+    def show(self, outputs: Mapping[str, np.ndarray] | None, batch: Mapping[str, np.ndarray], titles: Sequence[str]) -> list[Any]:
+        """One picture (PIL.Image) per row, with truth and prediction drawn; `outputs` None: the truth alone. Numbers that
+        are not finite or out of range must not keep it from drawing: this is also how a bad sample is shown."""
         ...

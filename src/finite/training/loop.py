@@ -1,31 +1,35 @@
 """One stage's loop: batches in, guarded steps, verdicts, and what follows from them.
 
-A step is attempted; a refused attempt that names samples is run once more, under the same step number, with other
-real samples of the epoch in their rows at weight 0. What was not healthy then counts, and the policy may send the run
-back to its last verified state.
+A step is attempted; a refused attempt is looked into (investigate.py) and becomes an incident. When samples are named, it
+is run once more, under the same step number, with other real samples of the epoch in their rows at weight 0. What was
+not healthy then counts, and the policy may send the run back to its last verified state.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 import time
 from typing import Any
 
+import numpy as np
 from mindspore import nn
 
 from finite.config import Config, Stage
-from finite.data.pipeline import Batch, Loader, check
+from finite.data.pipeline import Batch, Loader, check, copies
 from finite.errors import GuardStop
 from finite.guard import verdict as v
+from finite.guard.diagnose import Finding
 from finite.guard.policy import Guard
 from finite.guard.report import StepReport
 from finite.monitor.history import History
+from finite.run import RunFolder, write_json
 from finite.tasks.base import Source, Task
 from finite.training.checkpoint import OPTIMIZER, not_finite
+from finite.training.investigate import Case, Investigator
 from finite.training.optimizers import RatedOptimizer
 from finite.training.scaling import LossScale
 from finite.training.stages import freeze, learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
-from finite.training.step import GuardedStep, StepRules
+from finite.training.step import DRY, GuardedStep, rules_of
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Run:
     """What lives through all stages of a run."""
 
     config: Config
+    folder: RunFolder
     task: Task
     source: Source
     network: nn.Cell
@@ -52,15 +57,17 @@ class StageLoop:
 
     def __init__(self, run: Run, stage: Stage):
         config, self.run, self.stage = run.config, run, stage
-        trained = freeze(run.network, stage.freeze, run.task.groups, run.constants)
-        self.optimizer = RatedOptimizer(config.optimizer, trained)
+        self.trained = freeze(run.network, stage.freeze, run.task.groups, run.constants)
+        self.optimizer = RatedOptimizer(config.optimizer, self.trained)
         self.loader = Loader(run.source, config.training.batch_size, config.seed, config.data.threads)
         self.steps_per_epoch = self.loader.steps()
-        rules = StepRules(stage.weights, config.loss.bound, config.loss.cap, config.training.clip_norm,
-                          config.guard.statistics_jump, config.guard.spike.mode == "refuse")
         cell = run.task.terms_cell(run.computing)
         self.step = GuardedStep(cell, self.optimizer, run.source.fields, run.task.terms, run.task.points,
-                                run.task.groups, config.training.batch_size, rules)
+                                run.task.groups, config.training.batch_size, rules_of(config, stage))
+        moving = {p.name for p in (*self.trained, *self.step.buffers)}
+        self.still = [p.name for p in run.network.get_parameters() if p.name not in moving]
+        self.investigator = Investigator(self)
+        self.faults: list[tuple[str, str]] = []  # tensors of the state that were found bad in the step under way
 
     def epoch(self, update: Callable[[dict[str, Any]], None], stop: Callable[[], bool], save: Callable[[], None]) -> bool:
         """Train from the run's position to the end of its epoch.
@@ -99,13 +106,14 @@ class StageLoop:
         return True
 
     def one_step(self, batch: Batch) -> dict[str, Any]:
-        """Attempt a step, and once more without the samples that the verdict names. Returns figures for the display."""
+        """Attempt a step, and once more without the samples that were named. Returns figures for the display."""
         run, position = self.run, self.run.position
         in_stage = position.epoch * self.steps_per_epoch + position.step_in_epoch
         rate = run.sums.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
         started = time.perf_counter()
+        self.faults = []
         report, verdict = self.attempt(batch, rate)
-        named = self.refuse(verdict, batch)
+        named, verdict = self.refuse(report, verdict, batch, rate)
         excluded = sorted({*run.guard.quarantine, *named})
         if named and len(run.source) - len(excluded) >= 2:
             again = self.loader.batch(position.data_epoch, position.step_in_epoch, excluded)
@@ -114,32 +122,69 @@ class StageLoop:
                 run.guard.counts["refused"] += 1
                 run.sums.refused += 1
                 report, verdict = self.attempt(again, rate)
-                self.refuse(verdict, again)
+                _, verdict = self.refuse(report, verdict, again, rate, attempt=2)
         return self.count(report, verdict, rate, time.perf_counter() - started)
 
-    def refuse(self, verdict: v.Verdict, batch: Batch) -> list[int]:
-        """Say and record a refused attempt and blame whom it names. Returns the samples to leave out of a rerun.
+    def refuse(self, report: StepReport | None, verdict: v.Verdict, batch: Batch, rate: float,
+               attempt: int = 1) -> tuple[list[int], v.Verdict]:
+        """Look into a refused attempt, blame, write the incident and say it.
 
-        Nobody is blamed while weights, moments or statistics are not finite: they would spoil any sample.
+        Returns the samples to leave out of a rerun, and the verdict: a state that is not sound takes the place of
+        whatever it caused, and nobody is blamed then, as it would spoil any sample.
         """
         run = self.run
         if verdict.kind in (v.HEALTHY, v.OVERFLOW, v.EMPTY):
-            return []  # an overflow is expected business; both stand in their step's line
-        self.tell(verdict, batch)
-        named = {int(batch.indices[row]): verdict.reasons.get(row, verdict.sentence) for row in verdict.rows}
-        if not named or self.state_faults():
-            return []
-        for sample in run.guard.blame(verdict, named):
+            return [], verdict  # an overflow is expected business; both stand in their step's line
+        self.faults = self.state_faults()
+        if self.faults:
+            verdict = v.Verdict(v.BAD_STATE, names=tuple(name for name, _ in self.faults),
+                                sentence=f"{self.faults[0][0]} {self.faults[0][1]}")
+        case = Case(batch, report, verdict, rate, run.guard.limits(), self.faults, attempt)
+        finding = self.investigator.look(case)
+        reasons = {row: verdict.reasons.get(row, finding.cause if verdict.kind != v.BAD_INPUT else verdict.sentence)
+                   for row in finding.rows}
+        named = {int(batch.indices[row]): reason for row, reason in reasons.items()}
+        if self.faults or verdict.copies:
+            named = {}
+        caught = run.guard.blame(verdict, named, run.position.step + 1) if named else []
+        self.tell(case, finding, self.action(named, caught, attempt))
+        for sample in caught:
             self.event("quarantine", f"{run.source.ids[sample]} is set aside for the rest of the run: {named[sample]}",
                        sample=run.source.ids[sample], origin=run.source.origins[sample])
-        return list(named)
+        if caught:
+            list_quarantine(run)
+        return list(named), verdict
+
+    def action(self, named: Mapping[int, str], caught: Sequence[int], attempt: int) -> str:
+        """What follows from a refused attempt, in words."""
+        guard, rules = self.run.guard, self.run.config.guard
+        what = []
+        if named and attempt == 1:
+            whom = "the sample" if len(named) == 1 else f"the {len(named)} samples"
+            what.append(f"the step is run again without {whom}")
+        if caught:
+            what.append("set aside for the rest of the run (quarantine.json)")
+        elif named:
+            what.append("blamed; a sample that is blamed twice is set aside")
+        if self.faults:
+            what.append("back to the last verified state")
+        elif not what:
+            what.append(f"the step is left out; bad step {guard.bad_in_row + 1} in a row, at {rules.rewind_after} the run goes "
+                        "back to its last verified state")
+        return "; ".join(what)
 
     def attempt(self, batch: Batch, rate: float) -> tuple[StepReport | None, v.Verdict]:
-        """Check a batch on the host, then run the compiled step. A batch that fails the check never reaches the graph."""
+        """Check a batch on the host, then run the compiled step. A batch that fails the check never reaches the graph.
+
+        A gradient that is not finite at the loss scale under way and at scale 1 is no overflow, and the scale is not
+        to blame: then the report is that of scale 1.
+        """
         run = self.run
+        run.guard.rates.append((run.position.step + 1, rate))
         if not batch.use.any():
             return None, v.Verdict(v.EMPTY, sentence="every sample of the batch is in quarantine")
-        problems = check(batch, run.source.fields)
+        fields = run.source.fields
+        problems = check(batch, fields)
         if problems and problems[0][0] < 0:
             raise ValueError(f"batch field {problems[0][1]}: {problems[0][2]}")  # not data: a source broke its word
         if problems:
@@ -147,8 +192,18 @@ class StageLoop:
             names = tuple(dict.fromkeys(name for _, name, _ in problems))
             reasons = {row: f"{name}: {reason}" for row, name, reason in reversed(problems)}  # the first of each row
             return None, v.Verdict(v.BAD_INPUT, rows, (), names, reasons[rows[0]], reasons)
-        report = self.step.run(run.position.step, batch, rate, run.scale.value, run.guard.norm_limit(), run.source.fields)
-        return report, v.judge(report, run.scale.half)
+        if copies(batch, fields):
+            names = tuple(f.name for f in fields if f.role == "input")
+            return None, v.Verdict(v.BAD_INPUT, (), (), names, "every row of the batch holds the same input", copies=True)
+        limits = run.guard.limits()
+        report = self.step.run(run.position.step, batch, rate, run.scale.value, limits, fields)
+        verdict = v.judge(report, run.scale.half)
+        if verdict.kind == v.OVERFLOW:
+            unscaled = self.step.run(run.position.step, batch, DRY, 1.0, limits, fields)
+            truth = v.judge(unscaled, run.scale.half, dry=True)
+            if truth.kind != v.HEALTHY:
+                return unscaled, truth
+        return report, verdict
 
     def count(self, report: StepReport | None, verdict: v.Verdict, rate: float, seconds: float) -> dict[str, Any]:
         """Book the step in guard, scale, sums and history; returns figures for the display."""
@@ -169,7 +224,8 @@ class StageLoop:
                      "points": dict(zip(report.layout.points, map(float, report.blocks["point_largest"])))}
         if verdict.kind == v.HEALTHY:
             assert report is not None
-            run.guard.healthy(report.norm, self.steps_per_epoch)
+            run.guard.healthy(report.norm, self.steps_per_epoch, report.blocks["point_largest"])
+            self.investigator.healthy(rate)
             run.scale.update(overflow=False)
             run.sums.add(terms, dict(zip(report.layout.terms, map(float, report.blocks["weight_sum"]))))
         elif verdict.kind != v.EMPTY:
@@ -182,20 +238,27 @@ class StageLoop:
         run.history.append(line | {"clock": {"seconds": round(seconds, 4)}})
         counts = run.guard.counts
         return {"terms": {n: t["raw"] for n, t in terms.items()}, "rate": rate, "scale": scale if run.scale.half else None,
-                "healthy": counts["healthy"], "overflow": counts["overflow"], "refused": counts["refused"]}
+                "healthy": counts["healthy"], "overflow": counts["overflow"], "refused": counts["refused"],
+                "incidents": counts["incidents"], "quarantined": len(run.guard.quarantine)}
 
     def after_step(self) -> None:
         """What the policy says after a step: nothing, back to the last verified state, or the end of the run."""
         run, guard = self.run, self.run.guard
-        faults: list[str] = []
-        if guard.bad_in_row or run.position.step % run.config.guard.check_every == 0:
-            faults = self.state_faults()
-        if faults:
-            self.event("bad state", f"{faults[0]} is not finite ({len(faults)} tensors)", run.position.step, verdict=v.BAD_STATE)
-        if faults or guard.must_rewind():
-            self.rewind(faults)
+        if not self.faults and run.position.step % run.config.guard.check_every == 0:
+            self.faults = self.state_faults()
+            if self.faults:
+                self.between_steps()
+        if self.faults or guard.must_rewind():
+            self.rewind()
 
-    def rewind(self, faults: list[str]) -> None:
+    def between_steps(self) -> None:
+        """An incident of a state that was found bad although no step had shown it."""
+        verdict = v.Verdict(v.BAD_STATE, names=tuple(name for name, _ in self.faults),
+                            sentence=f"{self.faults[0][0]} {self.faults[0][1]}")
+        case = Case(None, None, verdict, self.run.sums.rate, self.run.guard.limits(), self.faults)
+        self.tell(case, self.investigator.look(case), self.action({}, [], 1))
+
+    def rewind(self) -> None:
         """Back to the last verified tensors and loss scale, at a lower rate; the data order goes on.
 
         Raises GuardStop when this was once too often; the state is the verified one then.
@@ -205,42 +268,73 @@ class StageLoop:
         assign(run.network.get_parameters(), run.snapshot["tensors"])
         assign(self.optimizer.state(), run.snapshot["tensors"], OPTIMIZER)
         run.scale.load(run.snapshot["scale"])
-        why = f"{faults[0]} was not finite" if faults else f"{guard.bad_in_row} bad steps in a row"
+        why = f"{self.faults[0][0]} {self.faults[0][1]}" if self.faults else f"{guard.bad_in_row} bad steps in a row"
+        self.faults = []
+        self.investigator.verified()
+        streak = guard.streak
         guard.rewound()
         self.event("rewind", f"{why}: back to the state after step {run.snapshot['step']}, learning rate x "
                              f"{guard.rate_factor():g}", run.position.step, to=run.snapshot["step"])
         if guard.must_stop():
+            seen = f" What it was stands in {run.folder.incidents / streak[1]}/incident.md." if streak else ""
             raise GuardStop(
-                f"stopped after step {run.position.step}: {guard.rewinds_in_row} times back to the last good state did not "
-                "help. The last checkpoint is finite. See the bad steps in history.jsonl and run.log; lower "
-                "stages.*.learning_rate or mend the named samples, then go on with --init, or with --resume as it is")
+                f"stopped after step {run.position.step}: {guard.rewinds_in_row} times back to the last good state did not help, "
+                f"so nothing more would be learnt this way.{seen} The last checkpoint is finite. Lower stages.*.learning_rate, "
+                f"or mend what the incident names; then go on from these weights with --init {run.folder.path}, or as it is "
+                f"with --resume {run.folder.path}")
 
     def keep(self) -> None:
         """Verify the state and keep it as the one to go back to; a bad one is rewound first."""
-        faults = self.state_faults()
-        if faults:
-            self.event("bad state", f"{faults[0]} is not finite ({len(faults)} tensors)", self.run.position.step,
-                       verdict=v.BAD_STATE)
-            self.rewind(faults)
+        self.faults = self.state_faults()
+        if self.faults:
+            self.between_steps()
+            self.rewind()
+        self.investigator.verified()
         self.run.snapshot = {"tensors": collect(self.run.network, self.optimizer), "scale": self.run.scale.state(),
                              "step": self.run.position.step}
 
-    def state_faults(self) -> list[str]:
-        """Names of tensors (weights, statistics, moments) that hold a number that is not finite."""
-        return not_finite(collect(self.run.network, self.optimizer))
+    def state_faults(self) -> list[tuple[str, str]]:
+        """Tensors (weights, statistics, moments) at fault, each with what is wrong: it holds a number that is not finite, or
+        it changed since the last verified state although this stage trains it not."""
+        tensors = collect(self.run.network, self.optimizer)
+        faults = [(name, "is not finite") for name in not_finite(tensors)]
+        if self.run.snapshot is not None:
+            old = self.run.snapshot["tensors"]
+            bad = {name for name, _ in faults}
+            faults += [(name, "was overwritten: it changed although this stage does not train it") for name in self.still
+                       if name in old and name not in bad and not np.array_equal(tensors[name], old[name])]
+        return faults
 
-    def tell(self, verdict: v.Verdict, batch: Batch) -> None:
-        """Say and record a refused attempt."""
-        run = self.run
-        samples = [run.source.ids[int(batch.indices[row])] for row in verdict.rows]
+    def tell(self, case: Case, finding: Finding, action: str) -> None:
+        """Write down, record and say a refused attempt."""
+        run, verdict = self.run, case.verdict
+        run.guard.counts["incidents"] += 1
+        folder, dropped = self.investigator.write(case, finding, action)
+        rows = finding.rows
+        samples = [] if case.batch is None else [run.source.ids[int(case.batch.indices[row])] for row in rows]
         shown = f" [{', '.join(samples[:3])}{', ...' if len(samples) > 3 else ''}]" if samples else ""
-        self.event("refused", f"{verdict.kind}: {verdict.sentence}{shown}", verdict=verdict.kind, terms=list(verdict.terms),
-                   names=list(verdict.names)[:10], samples=samples)
+        cause = "" if finding.cause == verdict.sentence else f". Cause: {finding.cause}"
+        more = f"; {'; '.join(dropped)}" if dropped else ""
+        look = f" (see {run.folder.incidents / folder}/incident.md)" if folder else ""
+        kind = "bad state" if case.batch is None else "refused"
+        self.event(kind, f"{verdict.kind}: {verdict.sentence}{shown}{cause}{more}", case.step(run.position.step),
+                   look, verdict=verdict.kind, terms=list(finding.terms or verdict.terms), names=list(verdict.names)[:10],
+                   samples=samples, layer=finding.layer, direction=finding.direction, action=action, incident=folder)
 
-    def event(self, kind: str, text: str, step: int | None = None, **facts: Any) -> None:
-        """Record and say what happened at a step: the one under way, unless `step` (from 1) says which."""
+    def event(self, kind: str, text: str, step: int | None = None, also: str = "", **facts: Any) -> None:
+        """Record and say what happened at a step: the one under way, unless `step` (from 1) says which. `also` is said,
+        not recorded: where the run lies is no part of its history."""
         run = self.run
         step = run.position.step + 1 if step is None else step
         run.history.append({"kind": "event", "stage": self.stage.name, "epoch": run.position.epoch + 1, "step": step,
                             "event": kind, "text": text, **facts})
-        run.say(f"step {step}: {text}")
+        run.say(f"step {step}: {text}{also}")
+
+
+def list_quarantine(run: Run) -> None:
+    """Write quarantine.json: who is set aside, since when and why."""
+    guard, source = run.guard, run.source
+    write_json(run.folder.quarantine, {
+        "samples": [{"id": source.ids[i], "source": source.origins[i], "reason": reason, "step": guard.quarantined_at.get(i)}
+                    for i, reason in sorted(guard.quarantine.items())],
+        "give back": f"python main.py --resume {run.folder.path} --give-back ID (or all)"})

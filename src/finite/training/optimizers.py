@@ -18,6 +18,12 @@ def decays(parameter: Parameter) -> bool:
     return len(parameter.shape) > 1
 
 
+def reach(config: OptimizerConfig, clip_norm: float) -> float:
+    """How far one update can take a weight, in learning rates. Adam: about 3 in the worst case (Kingma and Ba 2015, section
+    2.1), with room to spare; momentum: the clipped gradient, summed over its memory."""
+    return 10.0 if config.name != "sgd" else clip_norm / (1 - config.momentum)
+
+
 class RatedOptimizer(nn.Cell):
     """An optimizer that takes (learning rate, gradients).
 

@@ -10,6 +10,8 @@ Why each part is as it is:
 - every input and target is tested per sample and against its declared range, because BatchNorm mixes samples, and ReLU
   and clamps swallow NaN: the tables alone can look healthy after a NaN pixel, and a finite pixel of 1e25 ruins the
   statistics without a single non-finite number in loss or gradient;
+- key points are held against their recent magnitude: a weight that was hit by 1e20, or a ReLU that died, may leave loss
+  and gradients finite, and the run is lost all the same;
 - one square sum per gradient serves the finite test, the groups and the global norm. 1e30 squared is Inf, so a finite
   but absurd gradient is refused as well; it neither vanishes in clipping nor passes.
 """
@@ -23,10 +25,14 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
+from finite.config import Config, Stage
 from finite.tasks.base import Field
 from finite.training.bounds import term_mean, weighted_sum
 from finite.training.optimizers import RatedOptimizer
-from finite.guard.report import Layout, StepReport
+from finite.guard.report import Layout, Limits, StepReport
+
+#: A learning rate that no step accepts: for attempts that only look.
+DRY = -1.0
 
 
 @dataclass(frozen=True)
@@ -37,8 +43,14 @@ class StepRules:
     bound: str  # see bounds.py
     cap: float
     clip_norm: float
-    statistics_jump: float  # a running statistic may grow to at most this many times max(|recent|, 1)
+    jump: float  # a running statistic may grow to at most this many times max(|recent|, 1)
     refuse_spikes: bool  # above the norm limit: True refuses the step, False clips to the limit
+
+
+def rules_of(config: Config, stage: Stage) -> StepRules:
+    """A stage's constants."""
+    return StepRules(stage.weights, config.loss.bound, config.loss.cap, config.training.clip_norm, config.guard.jump,
+                     config.guard.spike.mode == "refuse")
 
 
 def running_statistics(cell: nn.Cell) -> list[Parameter]:
@@ -78,7 +90,7 @@ class GuardedStep(nn.Cell):
         self.optimizer = optimizer
         self.rules = rules
         self.cap, self.bound, self.clip_norm = float(rules.cap), rules.bound, float(rules.clip_norm)
-        self.jump, self.refuse_spikes = float(rules.statistics_jump), rules.refuse_spikes
+        self.jump, self.refuse_spikes = float(rules.jump), rules.refuse_spikes
         self.parameters_trained = ParameterTuple(optimizer.inner.parameters)
         names = [p.name for p in optimizer.inner.parameters]
         self.buffers = ParameterTuple(running_statistics(terms_cell))
@@ -144,7 +156,7 @@ class GuardedStep(nn.Cell):
         return ops.stack(flags)
 
     @ms.jit
-    def construct(self, rate, scale, norm_limit, *batch):
+    def construct(self, rate, scale, norm_limit, point_limit, *batch):
         before = None
         if self.buffers:
             before = self.flat_buffers()
@@ -174,9 +186,13 @@ class GuardedStep(nn.Cell):
 
         table_bad = ops.logical_and(ops.logical_not(ops.isfinite(values)), ops.logical_and(weights > 0, self.active))
         spike = (norm > norm_limit).astype(ms.float32)
+        # Dead (all 0: nothing behind it can learn) or exploded. One that is not finite is for the tables and gradients to
+        # judge: it may belong to a term that is out of use.
+        exploded = ops.logical_and(ops.isfinite(point_largest), point_largest > point_limit)
+        point_fault = ops.logical_or(point_largest == 0, exploded).astype(ms.float32)
         rate_bad = 1.0 - ops.logical_and(ops.isfinite(rate), rate >= 0).astype(ms.float32)
         faults = (input_bad.sum() + table_bad.astype(ms.float32).sum() + gradient_bad.sum() + statistics_bad.sum()
-                  + rate_bad + 1.0 - ops.isfinite(norm).astype(ms.float32))
+                  + point_fault.sum() + rate_bad + 1.0 - ops.isfinite(norm).astype(ms.float32))
         limit = ops.full_like(norm, self.clip_norm)
         if self.refuse_spikes:
             faults = faults + spike
@@ -205,13 +221,18 @@ class GuardedStep(nn.Cell):
                  square_sum, largest_gradient, gradient_bad, group_norm)
         if self.buffers:
             parts += (statistics_bad,)
-        return ops.cat(parts + (point_bad, point_largest))
+        return ops.cat(parts + (point_bad, point_fault, point_largest))
 
-    def run(self, step: int, batch, rate: float, scale: float, norm_limit: float, fields: Sequence[Field]) -> StepReport:
-        """One attempt at a step with a host batch (data/pipeline.py). Returns its report after the device is done."""
+    def run(self, step: int, batch, rate: float, scale: float, limits: Limits, fields: Sequence[Field]) -> StepReport:
+        """One attempt at a step with a host batch (data/pipeline.py). Returns its report after the device is done.
+
+        With `rate` DRY nothing is updated whatever the batch: the report tells how the step would have been judged.
+        """
         started = time.perf_counter()
         arrays = [Tensor(batch.arrays[f.name]) for f in fields]
-        vector = self(Tensor(rate, ms.float32), Tensor(scale, ms.float32), Tensor(norm_limit, ms.float32), *arrays)
+        points = np.full(len(self.layout.points), np.inf, np.float32) if limits.points is None else limits.points
+        vector = self(Tensor(rate, ms.float32), Tensor(scale, ms.float32), Tensor(limits.norm, ms.float32),
+                      Tensor(points.astype(np.float32)), *arrays)
         blocks = self.layout.unpack(vector.asnumpy())
         return StepReport(step, self.layout, tuple(int(i) for i in batch.indices), batch.use, blocks,
                           time.perf_counter() - started)

@@ -6,7 +6,7 @@ New run: make the folder, read the data, make the network, train the stages in o
 Resume: take the newest whole checkpoint, cut the history to what it knows, and go on at the very step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 import time
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from finite import config as settings
 from finite.config import Config
 from finite.errors import GuardStop, Interrupted, UserError
+from finite.guard import incident
 from finite.guard.policy import Guard
 from finite.interrupt import Interrupt
 from finite.monitor.console import Console
@@ -24,7 +25,7 @@ from finite.run import RunFolder, TrainOptions, environment, write_json, write_t
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
-from finite.training.loop import Run, StageLoop
+from finite.training.loop import Run, StageLoop, list_quarantine
 from finite.training.scaling import LossScale
 from finite.training.scoring import Scorer
 from finite.training.stages import constants_of
@@ -95,6 +96,7 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         session = Session(config, task, sources, folder, console, overfit)
         if saved is not None:
             session.resume(saved)
+            session.give_back(options.give_back)
         elif options.init is not None:
             session.initialise(options.init)
         session.train(stop)
@@ -153,7 +155,7 @@ class Session:
         network = task.network()
         half = config.training.precision != "O0"
         computing = with_precision(network, config.training.precision)
-        self.run = Run(config, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
+        self.run = Run(config, folder, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
                        LossScale(half, config.training.loss_scale), History(folder.history), Position(), EpochSums(),
                        console.warn)
         self.keeper = checkpoint.Keeper(folder, config.checkpoint.keep)
@@ -183,8 +185,24 @@ class Session:
         run.history.truncate(state["history"])
         self.best, self.seconds = state["best"], state["seconds"]
         self.trained_terms = set(state["trained_terms"])
+        incident.forget_after(self.folder.incidents, run.position.step)
         self.saved_optimizer = saved.tensors
         self.console.line(f"going on from {saved.path.name}: step {run.position.step}")
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Take samples out of quarantine. Raises UserError for one that is not in it."""
+        ids, guard = self.run.source.ids, self.run.guard
+        held = {ids[i]: i for i in guard.quarantine}
+        for name in held if "all" in names else names:
+            if name not in held:
+                raise UserError(f"--give-back {name}: not in quarantine; there is {', '.join(list(held)[:5]) or 'nothing'}")
+            guard.give_back(held[name])
+            self.run.history.append({"kind": "event", "stage": self.config.stages[self.run.position.stage].name,
+                                     "epoch": self.run.position.epoch + 1, "step": self.run.position.step,
+                                     "event": "given back", "text": f"{name} is used again", "sample": name})
+            self.console.line(f"{name} is used again")
+        if guard.quarantine or self.folder.quarantine.exists():  # a killed run's file may know more than its checkpoint
+            list_quarantine(self.run)
 
     def initialise(self, other: RunFolder) -> None:
         """Start from another run's best weights, as far as they fit; says what was taken and what not."""
@@ -225,7 +243,7 @@ class Session:
             self.saved_optimizer = None
             loop.keep()
             if not started:
-                run.guard.norms.clear()  # other parameters and weights: norms of the last stage say nothing here
+                run.guard.new_stage()
             if run.position.step == 0:
                 self.save(loop)  # from here on there is something to resume
             done = run.position.epoch * loop.steps_per_epoch + run.position.step_in_epoch

@@ -41,11 +41,11 @@ def picture(
     unit = math.sqrt(max(width, height) / SIDE)  # a large photograph gets larger letters, but not as much larger
     pencil = ImageDraw.Draw(image)
     for mark, colour in ((truth, TRUTH), (predicted, PREDICTED)):
-        if mark and mark.box is not None and finite(mark):
+        if mark and mark.box is not None and finite(mark) and max(map(abs, mark.box)) < 1e5:  # Pillow ends at 2**31
             outline(pencil, [value * scale for value in mark.box], colour, max(2, round(2 * unit)))
     lines = []
     if truth:
-        lines.append((TRUTH, truth.label, "", TEXT, ""))
+        lines.append((TRUTH, truth.label, "", TEXT, "" if finite(truth) else "not finite"))
     if predicted:
         wrong = truth is not None and truth.label != predicted.label
         score = "" if predicted.score is None else "  " + percent(predicted.score)
@@ -53,6 +53,14 @@ def picture(
             note = "not finite"
         lines.append((PREDICTED, predicted.label, score, WRONG if wrong else TEXT, note))
     return caption(image, lines, title, unit)
+
+
+def pixels(planes: np.ndarray) -> Image.Image:
+    """(3, H, W) numbers 0..255 as an image; a pixel with a number that is not finite is magenta."""
+    fine = np.isfinite(planes).all(0)
+    shown = np.clip(np.where(fine, planes, 0), 0, 255).round().astype(np.uint8).transpose(1, 2, 0)
+    shown[~fine] = (255, 0, 255)
+    return Image.fromarray(shown)
 
 
 def outline(pencil: ImageDraw.ImageDraw, box: Sequence[float], colour: tuple[int, int, int], thickness: int) -> None:

@@ -300,23 +300,25 @@ class DetectionTask:
         return merit(outputs, batch)
 
     def show(
-        self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]
+        self, outputs: Mapping[str, np.ndarray] | None, batch: Mapping[str, np.ndarray], titles: Sequence[str]
     ) -> list[Image.Image]:
-        """One picture per row: the network's input with the true and the predicted box, classes, score and IoU."""
+        """One picture per row: the network's input with the true and the predicted box, classes, score and IoU. Pixels
+        that are not finite are drawn in magenta."""
         classes = self._known_classes()
         pictures = []
         for row, title in enumerate(titles):
-            image = np.clip(batch["image"][row].transpose(1, 2, 0), 0, 255).round().astype(np.uint8)
-            probabilities, box = outputs["probabilities"][row], outputs["boxes"][row]
-            truth, note = None, ""
-            if batch["class_weight"][row] > 0 or batch["box_weight"][row] > 0:
-                true_box = corners(batch["box"][row]) if batch["box_weight"][row] > 0 else None
-                truth = draw.Mark(true_box, classes[int(batch["label"][row])])
+            truth, predicted, note = None, None, ""
+            label = int(batch["label"][row])
+            true_box = corners(batch["box"][row]) if batch["box_weight"][row] > 0 else None
+            if batch["class_weight"][row] > 0 or true_box is not None:
+                truth = draw.Mark(true_box, classes[label] if 0 <= label < len(classes) else f"label {label}")
+            if outputs is not None:
+                probabilities, box = outputs["probabilities"][row], outputs["boxes"][row]
+                number = int(probabilities.argmax())
+                empty = self.config.data.background and number == len(classes) - 1
+                predicted = draw.Mark(None if empty else box, classes[number], float(probabilities[number]))
                 note = "" if true_box is None else f"IoU {iou(box, true_box):.2f}"
-            number = int(probabilities.argmax())
-            empty = self.config.data.background and number == len(classes) - 1
-            predicted = draw.Mark(None if empty else box, classes[number], float(probabilities[number]))
-            pictures.append(draw.picture(Image.fromarray(image), predicted, truth, title, note))
+            pictures.append(draw.picture(draw.pixels(batch["image"][row]), predicted, truth, title, note))
         return pictures
 
     def _known_classes(self) -> list[str]:

@@ -1,0 +1,297 @@
+"""After a refused attempt: gather the evidence, find sample, layer and cause, and write the incident.
+
+All of it happens outside of the healthy steps. Dry attempts of the compiled step (a rate that no step accepts) tell which
+samples are at fault without touching a bit of the run; an eager replay on a network of its own tells the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from mindspore import Tensor
+from PIL import Image
+
+from finite.config import Config, Stage
+from finite.data.pipeline import Batch
+from finite.guard import incident
+from finite.guard import verdict as v
+from finite.guard.diagnose import Evidence, Finding, diagnose
+from finite.guard.incident import Attachments, Incident
+from finite.guard.isolate import Isolation, isolate
+from finite.guard.layers import LayerRow, Replay, replay
+from finite.guard.report import Limits, StepReport
+from finite.tasks.base import Source, Task
+from finite.training.checkpoint import OPTIMIZER
+from finite.training.optimizers import RatedOptimizer, reach
+from finite.training.stages import constants_of, freeze
+from finite.training.state import assign, collect, with_precision
+from finite.training.step import DRY, GuardedStep, rules_of
+
+if TYPE_CHECKING:
+    from finite.training.loop import StageLoop
+
+#: Verdicts that name no sample although one may be at fault: BatchNorm mixes the rows, or gradients are sums over them.
+SEARCHED = (v.BAD_TERM, v.BAD_ACTIVATION, v.BAD_GRADIENT, v.BAD_STATISTICS, v.SPIKE)
+#: A tensor is suspect when it moved this many times as far as the optimizer could take it.
+SUSPECT = 3.0
+#: Named samples that are drawn.
+DRAWN = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A refused attempt as the loop hands it over."""
+
+    batch: Batch | None  # None: found between steps
+    report: StepReport | None  # None: the host refused the batch
+    verdict: v.Verdict
+    rate: float
+    limits: Limits
+    state: Sequence[tuple[str, str]]  # tensors at fault, and what is wrong with each
+    attempt: int = 1  # 2: the rerun
+
+    def step(self, done: int) -> int:
+        """The number, from 1, of the step that this is about: the one under way, or the last of `done`."""
+        return done + (self.batch is not None)
+
+
+class EagerStep:
+    """A step's forward and backward outside of the compiled graph, on a network of its own.
+
+    Args:
+        stage: for what it freezes and weighs.
+        precision: as in `training.precision`.
+    """
+
+    def __init__(self, config: Config, task: Task, source_fields: Sequence[Any], stage: Stage, tensors: Mapping[str, np.ndarray],
+                 precision: str):
+        network = task.network()
+        assign(network.get_parameters(), tensors)
+        self.trained = freeze(network, stage.freeze, task.groups, constants_of(network))
+        self.cell = task.terms_cell(with_precision(network, precision))
+        self.step = GuardedStep(self.cell, RatedOptimizer(config.optimizer, self.trained), source_fields, task.terms, task.points,
+                                task.groups, config.training.batch_size, rules_of(config, stage))
+        self.fields, self.weights = source_fields, self.step.term_weights
+
+    def replay(self, batch: Batch, scale: float, term: int | None = None) -> Replay:
+        """One eager step of all terms, or of one alone (with weight 1, as if it were the loss)."""
+        alone = tuple(float(i == term) for i in range(len(self.weights)))
+        self.step.term_weights = self.weights if term is None else alone
+        return replay(self.cell, self.step.loss, scale, [Tensor(batch.arrays[f.name]) for f in self.fields], self.trained)
+
+
+def substitute(batch: Batch, rows: Collection[int], other: Batch, fields: Sequence[Any], count: bool) -> Batch:
+    """`batch` with some rows taken from the same places of `other`: real samples, with weight 0 unless they `count`."""
+    places = np.zeros(len(batch.use), bool)
+    places[list(rows)] = True
+    arrays = {}
+    for f in fields:
+        arrays[f.name] = np.where(places.reshape((-1,) + (1,) * len(f.shape)), other.arrays[f.name], batch.arrays[f.name])
+        if f.role == "weight" and not count:
+            arrays[f.name] = np.where(places, np.zeros((), f.dtype), arrays[f.name])
+    use = np.where(places, other.use if count else np.float32(0), batch.use).astype(np.float32)
+    return Batch(arrays, use, np.where(places, other.indices, batch.indices))
+
+
+class Investigator:
+    """Looks into the refused attempts of one stage."""
+
+    def __init__(self, loop: StageLoop):
+        self.loop = loop
+        self.travel = 0.0  # sum of the learning rates since the last verified state
+        self.table: Replay | None = None  # of the last look
+
+    # ---- what the loop tells --------------------------------------------------------------------------------------
+
+    def healthy(self, rate: float) -> None:
+        self.travel += rate
+
+    def verified(self) -> None:
+        self.travel = 0.0
+
+    # ---- looking ------------------------------------------------------------------------------------------------------
+
+    def look(self, case: Case) -> Finding:
+        """Who, where and why. Changes nothing in the run; takes as many dry attempts and eager steps as it needs."""
+        run = self.loop.run
+        # A streak is one fault: its first step was looked into.
+        streak = run.guard.streak
+        again = streak is not None and streak[0] == case.verdict.kind and case.attempt == 1
+        evidence = Evidence(
+            case.verdict, {f.name: f.role for f in run.source.fields}, run.scale.half, case.state, self.moved(),
+            tuple((step, rate) for step, rate in run.guard.rates), tuple(run.guard.norms), case.verdict.copies)
+        if run.config.guard.diagnose and not case.state and case.batch is not None and case.report is not None:
+            if case.verdict.kind in SEARCHED and not case.verdict.rows:
+                evidence = replace(evidence, isolation=self.search(case.batch))
+            if not again:
+                evidence = self.replays(evidence, case.batch)
+        finding = diagnose(evidence, run.task.terms)
+        if again and streak is not None:
+            finding = replace(finding, cause=f"as in {streak[1]}")
+        self.table = evidence.here
+        return finding
+
+    def search(self, batch: Batch) -> Isolation | None:
+        """Which rows are at fault. None where there is no other batch to compare with."""
+        donor = self.donor()
+        if donor is None:
+            return None
+        fields = self.loop.run.source.fields
+        rows = np.flatnonzero(batch.use > 0).tolist()
+
+        def bad_with(kept: Sequence[int]) -> bool:
+            gone = [row for row in range(len(batch.use)) if row not in kept]  # fillers too: one of them may be at fault
+            return self.bad(substitute(batch, gone, donor, fields, count=False))
+
+        def foreign(put: Sequence[int]) -> bool:
+            return self.bad(substitute(donor, put, batch, fields, count=True))
+
+        return isolate(rows, bad_with, foreign)
+
+    def donor(self) -> Batch | None:
+        """Another batch of the epoch, whole if there is one."""
+        loop, position = self.loop, self.loop.run.position
+        others = [n for n in range(loop.steps_per_epoch) if n != position.step_in_epoch]
+        if not others:
+            return None
+        later = [n for n in others if position.step_in_epoch < n < loop.steps_per_epoch - 1]
+        return loop.loader.batch(position.data_epoch, (later or others)[0], tuple(sorted(loop.run.guard.quarantine)))
+
+    def bad(self, batch: Batch) -> bool:
+        """Would a step with this batch be refused? A dry attempt: nothing is updated."""
+        run = self.loop.run
+        report = self.loop.step.run(run.position.step, batch, DRY, run.scale.value, run.guard.limits(), run.source.fields)
+        return v.judge(report, run.scale.half, dry=True).kind != v.HEALTHY
+
+    def replays(self, e: Evidence, batch: Batch) -> Evidence:
+        """The eager steps that this verdict calls for."""
+        run, scale = self.loop.run, self.loop.run.scale.value
+        tensors = collect(run.network, None)
+        eager = self.eager(tensors)
+        e = replace(e, here=eager.replay(batch, scale))
+        kind = e.verdict.kind
+        active = [i for i, weight in enumerate(eager.weights) if weight != 0.0]
+        if kind == v.BAD_GRADIENT and len(active) > 1:
+            e = replace(e, by_term={run.task.terms[i]: eager.replay(batch, scale, i) for i in active})
+        if kind in (v.BAD_ACTIVATION, v.BAD_STATISTICS, v.SPIKE):
+            donor, rows = self.donor(), e.isolation.rows if e.isolation else ()
+            if rows and donor is not None:
+                e = replace(e, cured=eager.replay(substitute(batch, rows, donor, run.source.fields, count=False), scale))
+            elif run.snapshot is not None:
+                e = replace(e, cured=self.eager(run.snapshot["tensors"]).replay(batch, scale))
+        if run.scale.half and kind in (v.BAD_TERM, v.BAD_GRADIENT):
+            e = replace(e, single=self.eager(tensors, "O0").replay(batch, 1.0))
+        return e
+
+    def eager(self, tensors: Mapping[str, np.ndarray], precision: str | None = None) -> EagerStep:
+        run = self.loop.run
+        return EagerStep(run.config, run.task, run.source.fields, self.loop.stage, tensors,
+                         precision or run.config.training.precision)
+
+    def moved(self) -> list[tuple[str, float]]:
+        """Trained tensors that moved farther since the last verified state than the optimizer could take them."""
+        run = self.loop.run
+        if run.snapshot is None:
+            return []
+        way = reach(run.config.optimizer, run.config.training.clip_norm) * self.travel + 1e-9
+        out = []
+        for p in self.loop.trained:
+            old = run.snapshot["tensors"][p.name]
+            with np.errstate(invalid="ignore", over="ignore"):
+                far = float(np.max(np.abs(p.asnumpy().astype(np.float64) - old), initial=0.0)) / way
+            if not far < SUSPECT:
+                out.append((p.name, far))
+        return sorted(out, key=lambda pair: -pair[1])
+
+    # ---- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, case: Case, finding: Finding, action: str) -> tuple[str, list[str]]:
+        """Write the incident. Returns its name, and what was left out of it."""
+        run = self.loop.run
+        step = case.step(run.position.step)
+        rows = finding.rows or ((0,) if case.verdict.copies else ())
+        samples = self.samples(case.batch, rows) if case.batch is not None else ()
+        told = Incident(step, self.loop.stage.name, case.verdict.kind, tuple(finding.terms or case.verdict.terms), samples,
+                        finding.layer, finding.direction, finding.cause, action, self.numbers(case, finding))
+        name = incident.name_of(step, case.attempt)
+        tensors = collect(run.network, self.loop.optimizer)
+        batch = None if case.batch is None else {**case.batch.arrays, "use": case.batch.use, "indices": case.batch.indices}
+        report = None if case.report is None else np.concatenate([case.report.blocks[n].reshape(-1) for n, _ in case.report.layout.blocks()])
+        ids = [] if case.batch is None else [run.source.ids[int(i)] for i in case.batch.indices]
+        origins = [] if case.batch is None else [run.source.origins[int(i)] for i in case.batch.indices]
+        settings = {
+            "config": run.config.model_dump(mode="json"), "task": run.task.state(), "stage": self.loop.stage.name,
+            "step": step, "rate": case.rate, "scale": run.scale.value, "norm_limit": case.limits.norm,
+            "point_limit": None if case.limits.points is None else list(case.limits.points), "ids": ids, "origins": origins,
+        }
+        attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
+        rules = run.config.guard.incidents
+        folder, dropped = incident.write(run.folder.incidents, name, told, attached, layer_lines(self.table, finding.layer),
+                                         rules.keep, rules.megabytes)
+        if run.guard.streak is None or run.guard.streak[0] != case.verdict.kind:
+            run.guard.streak = (case.verdict.kind, name)
+        return (name if folder is not None else ""), dropped
+
+    def samples(self, batch: Batch, rows: Sequence[int]) -> tuple[Mapping[str, str], ...]:
+        source: Source = self.loop.run.source
+        numbers = dict.fromkeys(int(batch.indices[row]) for row in rows)
+        return tuple({"id": source.ids[i], "source": source.origins[i]} for i in numbers)
+
+    def numbers(self, case: Case, finding: Finding) -> dict[str, Any]:
+        """The step's own figures, then the finding's."""
+        out: dict[str, Any] = {"learning_rate": case.rate}
+        run, report = self.loop.run, case.report
+        if run.scale.half:
+            out["loss_scale"] = run.scale.value
+        if report is not None:
+            out |= {"total": report.total, "grad_norm": report.norm}
+            if np.isfinite(case.limits.norm):
+                out["grad_norm_limit"] = case.limits.norm
+            if run.guard.norms:
+                out["grad_norm_usual"] = float(np.median(run.guard.norms))
+            out["terms"] = dict(zip(report.layout.terms, map(float, report.blocks["raw"])))
+            out["points"] = dict(zip(report.layout.points, map(float, report.blocks["point_largest"])))
+        return out | dict(finding.numbers)
+
+    def picture(self, batch: Batch | None, rows: Sequence[int]) -> bytes | None:
+        """The named samples side by side with their targets, as PNG."""
+        if batch is None or not rows:
+            return None
+        run, few = self.loop.run, list(rows)[:DRAWN]
+        pictures = run.task.show(None, {name: a[few] for name, a in batch.arrays.items()},
+                                 [run.source.ids[int(batch.indices[row])] for row in few])
+        return side_by_side(pictures)
+
+
+def side_by_side(pictures: Sequence[Image.Image]) -> bytes:
+    sheet = Image.new("RGB", (sum(p.width + 4 for p in pictures), max(p.height for p in pictures)), (28, 28, 32))
+    x = 0
+    for p in pictures:
+        sheet.paste(p, (x, 0))
+        x += p.width + 4
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def layer_lines(table: Replay | None, layer: str | None, around: int = 3) -> list[str]:
+    """The layers around the one that was found, as a Markdown table; none when it is not a layer of the network."""
+    if table is None:
+        return []
+    at = next((i for i, row in enumerate(table.rows) if row.name == layer), None)
+    if at is None:
+        return []
+    near = table.rows[max(at - around, 0) : at + around + 1]
+    lines = ["| layer | kind | min | max | not finite | gradient |", "|---|---|---|---|---|---|"]
+    for row in near:
+        mark = "**" if row.name == layer else ""
+        lines.append(f"| {mark}{row.name}{mark} | {row.kind} | {row.low:.4g} | {row.high:.4g} | {row.bad:.2%} | {gradient_text(row)} |")
+    return ["The layers around it (eager replay):", "\n".join(lines)]
+
+
+def gradient_text(row: LayerRow) -> str:
+    return "" if row.gradient is None else f"{row.gradient:.4g}"
