@@ -19,8 +19,8 @@ CLASSES, SIZE, TERMS, POINTS = 3, 16, ("class", "box"), ("features", "logits", "
 GROUPS = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
 FIELDS = (
     Field("image", (3, SIZE, SIZE), np.float32, 0.0, 255.0, "input"),
-    Field("label", (), np.int32, 0, CLASSES - 1, "target"),
-    Field("box", (4,), np.float32, 0.0, float(SIZE), "target"),
+    Field("label", (), np.int32, 0, CLASSES - 1, "target", ("class",)),
+    Field("box", (4,), np.float32, 0.0, float(SIZE), "target", ("box",)),
     Field("class_weight", (), np.float32, 0.0, 1.0, "weight"),
     Field("box_weight", (), np.float32, 0.0, 1.0, "weight"),
 )

@@ -20,11 +20,14 @@ CLASSES = ("circle", "ring", "triangle", "cross", "bar")
 
 
 class BareStep(nn.Cell):
-    """The same network, loss and optimizer with nothing but forward, backward, clip by global norm and update."""
+    """The same network, loss and optimizer with nothing but forward, backward, clip by global norm and update. `clip_norm`
+    None: no clipping; `scale`: a constant loss scale."""
 
-    def __init__(self, terms_cell: nn.Cell, optimizer: RatedOptimizer, weights: tuple[float, ...], clip_norm: float):
+    def __init__(self, terms_cell: nn.Cell, optimizer: RatedOptimizer, weights: tuple[float, ...], clip_norm: float | None,
+                 scale: float = 1.0):
         super().__init__(auto_prefix=False)
         self.terms_cell, self.optimizer, self.weights, self.clip_norm = terms_cell, optimizer, weights, clip_norm
+        self.scale = scale
         self.value_and_grad = ms.value_and_grad(self.loss, None, ParameterTuple(optimizer.inner.parameters))
 
     def loss(self, *batch):
@@ -32,12 +35,19 @@ class BareStep(nn.Cell):
         total = ops.zeros((), ms.float32)
         for i in range(len(values)):
             total = total + self.weights[i] * (values[i] * weights[i]).sum() / ops.maximum(weights[i].sum(), Tensor(1.0, ms.float32))
-        return total
+        return total * self.scale if self.scale != 1.0 else total
 
     @ms.jit
     def construct(self, rate, *batch):
         loss, gradients = self.value_and_grad(*batch)
-        return ops.depend(loss, self.optimizer(rate, ops.clip_by_global_norm(gradients, self.clip_norm)))
+        if self.scale != 1.0:
+            unscaled = ()
+            for g in gradients:
+                unscaled += (g / self.scale,)
+            gradients = unscaled
+        if self.clip_norm is not None:
+            gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
+        return ops.depend(loss, self.optimizer(rate, gradients))
 
 
 def batch_of(config: Config) -> tuple[DetectionSource, dict[str, np.ndarray]]:

@@ -29,6 +29,7 @@ class Evidence:
 
     verdict: v.Verdict
     roles: Mapping[str, str] = field(default_factory=dict)  # field -> "input", "target", "weight"
+    serves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # target field -> the terms that use it
     half: bool = False
     state: Sequence[tuple[str, str]] = ()  # (tensor, what is wrong with it): not finite, or changed though frozen
     moved: Sequence[tuple[str, float]] = ()  # (tensor, times the way that the optimizer could have gone), worst first
@@ -65,7 +66,8 @@ def diagnose(e: Evidence, terms: Sequence[str]) -> Finding:
         if e.same_input:
             return Finding(None, "input", (), rows, "every row of the batch holds the same input, so that BatchNorm would "
                            "learn a variance of 0: look at the sampler and for copies in the data")
-        return Finding(None, direction, e.verdict.terms, rows, e.verdict.sentence)
+        served = {term for name in e.verdict.names for term in e.serves.get(name, ())}
+        return Finding(None, direction, tuple(term for term in terms if term in served), rows, e.verdict.sentence)
     if e.state:
         name, what = e.state[0]
         layer, tensor = layer_of(name), name
@@ -79,6 +81,9 @@ def diagnose(e: Evidence, terms: Sequence[str]) -> Finding:
         return Finding(layer_of(name), "weights", e.verdict.terms, (),
                        f"{name} moved {times:.3g} times as far as the optimizer could have taken it since the last verified "
                        "state: it was overwritten (faulty memory, a bug outside of training)", {"tensors": [n for n, _ in e.moved][:20]})
+    swallowed = e.here is not None and kind != v.BAD_TERM and any(row.bad for row in e.here.rows)
+    if swallowed:  # a NaN on the way forward that ReLU or a pooling hid from the table
+        return forward(e, terms, rows)
     by_kind = {v.BAD_TERM: forward, v.BAD_ACTIVATION: grown, v.BAD_STATISTICS: grown, v.BAD_GRADIENT: backward, v.SPIKE: grown}
     found = by_kind[kind](e, terms, rows) if kind in by_kind else Finding(None, "forward", e.verdict.terms, rows)
     growing = norms_grew(e.norms)
@@ -127,8 +132,6 @@ def forward(e: Evidence, terms: Sequence[str], rows: tuple[int, ...]) -> Finding
     here, named = e.here, e.verdict.terms
     if here is None:
         return Finding(f"loss term {named[0]}", "forward", named, rows) if named else Finding(rows=rows)
-    bad = np.flatnonzero(~np.isfinite(here.values).all(1))
-    named = tuple(name for i, name in enumerate(terms) if i in bad and name in named) or named
     origin = next((row for row in here.rows if row.bad), None)
     if origin is None:
         if np.isfinite(here.values).all():

@@ -75,7 +75,7 @@ def replay(cell: nn.Cell, loss: Callable, scale: float, tensors: Sequence[ms.Ten
     open_calls: dict[int, list[LayerRow]] = {}  # by cell: calls whose gradient has not come yet, the last one first
     handles = []
     for path, layer in cell.cells_and_names():
-        if path and not list(layer.cells()):
+        if path and (not list(layer.cells()) or any(p.requires_grad for p in layer.get_parameters(expand=False))):
             handles.append(layer.register_forward_hook(_forward(layer_name(path), rows, open_calls)))
             handles.append(layer.register_backward_hook(_backward(open_calls, scale)))
     try:

@@ -19,7 +19,7 @@ class Field:
 
     Integer fields are checked on the host against [low, high]; float fields are checked on the host *and* in the
     compiled step (a value outside the range, or not finite, makes the sample a bad input). `role` says which side of
-    the training a fault in this field is on: "input", "target", or "weight".
+    the training a fault in this field is on: "input", "target", or "weight". `terms`: the loss terms that a target serves.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Field:
     low: float
     high: float
     role: str
+    terms: tuple[str, ...] = ()
 
 
 class Source(Protocol):

@@ -7,7 +7,7 @@ samples are at fault without touching a bit of the run; an eager replay on a net
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,8 @@ class Investigator:
         streak = run.guard.streak
         again = streak is not None and streak[0] == case.verdict.kind and case.attempt == 1
         evidence = Evidence(
-            case.verdict, {f.name: f.role for f in run.source.fields}, run.scale.half, case.state, self.moved(),
+            case.verdict, {f.name: f.role for f in run.source.fields}, {f.name: f.terms for f in run.source.fields},
+            run.scale.half, case.state, self.moved(),
             tuple((step, rate) for step, rate in run.guard.rates), tuple(run.guard.norms), case.verdict.copies)
         if run.config.guard.diagnose and not case.state and case.batch is not None and case.report is not None:
             if case.verdict.kind in SEARCHED and not case.verdict.rows:
@@ -227,6 +228,7 @@ class Investigator:
             "config": run.config.model_dump(mode="json"), "task": run.task.state(), "stage": self.loop.stage.name,
             "step": step, "rate": case.rate, "scale": run.scale.value, "norm_limit": case.limits.norm,
             "point_limit": None if case.limits.points is None else list(case.limits.points), "ids": ids, "origins": origins,
+            "fields": [asdict(f) | {"dtype": np.dtype(f.dtype).name} for f in run.source.fields],
         }
         attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
         rules = run.config.guard.incidents

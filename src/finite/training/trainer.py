@@ -236,7 +236,7 @@ class Session:
         run, config = self.run, self.config
         while run.position.stage < len(config.stages):
             stage = config.stages[run.position.stage]
-            loop = StageLoop(run, stage)
+            loop = self.make_loop(stage)
             started = run.position.epoch > 0 or run.position.step_in_epoch > 0
             if self.saved_optimizer is not None and started:
                 assign(loop.optimizer.state(), self.saved_optimizer, checkpoint.OPTIMIZER)
@@ -255,6 +255,10 @@ class Session:
                 except GuardStop:
                     self.save(loop)
                     raise
+
+    def make_loop(self, stage: settings.Stage) -> StageLoop:
+        """The loop that trains a stage; its step is compiled at the first batch."""
+        return StageLoop(self.run, stage)
 
     def one_epoch(self, loop: StageLoop, stage: settings.Stage, display: Any, stop: Interrupt) -> None:
         """Train an epoch to its end, score it, write its line and its checkpoint."""

@@ -44,8 +44,8 @@ class DetectionSource:
         self.origins = [item.source if item else record.source for record, item in self.samples]
         self.fields = (
             Field("image", (3, size, size), np.float32, 0, 255, "input"),
-            Field("label", (), np.int32, 0, len(self.classes) - 1, "target"),
-            Field("box", (4,), np.float32, 0, size, "target"),
+            Field("label", (), np.int32, 0, len(self.classes) - 1, "target", ("class",)),
+            Field("box", (4,), np.float32, 0, size, "target", ("box",)),
             Field("class_weight", (), np.float32, 0, 1, "weight"),
             Field("box_weight", (), np.float32, 0, 1, "weight"),
         )

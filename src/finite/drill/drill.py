@@ -1,0 +1,138 @@
+"""The drill itself: every fault guarded and plain, the controls, the clean runs, and the table of what came of them.
+
+One process works through a list of runs; `Drill.parts` starts several. The order is by variant of the graph, because a
+process compiles each variant once.
+"""
+
+from collections.abc import Sequence
+import json
+from pathlib import Path
+import shutil
+import time
+from typing import Any
+import zlib
+
+import numpy as np
+import yaml
+
+from finite.config import Config
+from finite.drill import controls, dataset, faults, judge, machine, rig
+from finite.drill.faults import Setup
+from finite.drill.rig import Injection, Outcome
+from finite.drill.task import DrillTask
+from finite.errors import UserError
+
+CLEAN_SEEDS = (101, 102, 103, 104, 105)
+#: Variants whose clean runs end elsewhere: a frozen backbone, and boxes that are all the same.
+OTHER_TASKS = ("frozen", "same")
+
+
+def expectations(path: Path) -> dict[str, judge.Expected]:
+    """faults.yaml. Raises UserError when it does not speak of exactly the faults that there are."""
+    values = yaml.safe_load(path.read_text())
+    known = [*faults.FAULTS, *machine.FAULTS]
+    if odd := sorted(set(values) ^ set(known)):
+        raise UserError(f"{path}: {', '.join(odd)}: must list exactly the faults that the drill knows")
+    out = {}
+    for name, row in values.items():
+        row = dict(row)
+        row["verdict"] = [row["verdict"]] if isinstance(row["verdict"], str) else list(row["verdict"])
+        row["terms"] = [row.pop("term")] if isinstance(row.get("term"), str) else list(row.pop("term", None) or [])
+        out[name] = judge.Expected(**row)
+    return out
+
+
+class Drill:
+    """Runs in a scratch folder `work`; `expected` from `expectations`."""
+
+    def __init__(self, work: Path, expected: dict[str, judge.Expected]):
+        self.work, self.expected = work, expected
+        self.roots = {"usual": dataset.draw(work / "data"), "same": dataset.draw(work / "same", same_box=True)}
+        self._clean: dict[str, list[tuple[float, float]]] = {}
+
+    def config(self, seed: int, setup: Setup) -> Config:
+        changes = dict(setup.changes)
+        root = self.roots[changes.pop("data.root", "usual")]
+        return dataset.settings(root, self.work / "runs", seed, changes)
+
+    def task(self, config: Config, setup: Setup) -> DrillTask:
+        task = DrillTask(config)
+        task.code, task.spoil, task.start, task.sparse = setup.code, setup.spoil, setup.start, setup.variant == "sparse"
+        return task
+
+    def guarded(self, config: Config, setup: Setup) -> Outcome:
+        return rig.guarded(config, self.task(config, setup), setup.injection, setup.variant)
+
+    def clean(self, setup: Setup) -> list[tuple[float, float]]:
+        """(top-1, mean IoU) of clean runs over CLEAN_SEEDS: of the usual run, or of the variant's own where that learns
+        something else."""
+        own = setup.variant in OTHER_TASKS
+        bare = Setup(changes=setup.changes, variant=setup.variant) if own else Setup()
+        if bare.variant not in self._clean:
+            outcomes = [self.guarded(self.config(seed, bare), bare) for seed in CLEAN_SEEDS[: 2 if own else None]]
+            self._clean[bare.variant] = [(outcome.top1, outcome.iou) for outcome in outcomes]
+        return self._clean[bare.variant]
+
+    def fault(self, name: str, seed: int) -> judge.Row:
+        """One fault, guarded and plain."""
+        began = time.perf_counter()
+        if name in machine.FAULTS:
+            row = machine.run(name, seed, self.work, self.expected[name], self.roots["usual"], self.clean(Setup()))
+            row.seconds = time.perf_counter() - began
+            return row
+        setup = faults.FAULTS[name](np.random.default_rng([seed, zlib.crc32(name.encode())]))
+        config = self.config(seed, setup)
+        clean = self.clean(setup)
+        outcome = self.guarded(config, setup)
+        setup.injection.done = False
+        scratch = self.work / "plain"
+        shutil.rmtree(scratch, ignore_errors=True)
+        plain = rig.plain(config, self.task(config, setup), setup.injection, setup.variant, scratch, **setup.plain)
+        culprits = [f"train/{number:03d}.png" for number in setup.samples]
+        row = judge.judge(name, seed, self.expected[name], outcome, culprits, plain, clean)
+        row.seconds = time.perf_counter() - began
+        return row
+
+    def control(self, name: str, seed: int, draw: int) -> dict[str, Any]:
+        """One clean control: what was wrongly raised, and its score."""
+        setup = controls.CONTROLS[name](np.random.default_rng([seed, draw, zlib.crc32(name.encode())]))
+        config = self.config(seed * 10 + draw, setup)
+        outcome = self.guarded(config, setup)
+        folder = outcome.folder
+        told = judge.incidents(folder) if folder else []
+        return {"control": name, "seed": seed, "draw": draw, "incidents": len(told), "ended": outcome.ended,
+                "seen": [f"{i['verdict']}: {i['cause']}" for i in told][:2], "top1": outcome.top1, "iou": outcome.iou}
+
+    def work_through(self, todo: Sequence[tuple], out: Path) -> None:
+        """Make these runs, one JSON line each."""
+        with out.open("a") as file:
+            for kind, *what in todo:
+                if kind == "fault":
+                    found = {"kind": kind} | self.fault(*what).json()
+                elif kind == "control":
+                    found = {"kind": kind} | self.control(*what)
+                else:
+                    found = {"kind": "clean", "scores": self.clean(Setup())}
+                file.write(json.dumps(found) + "\n")
+                file.flush()
+                for old in (self.work / "runs").glob("*"):  # 40 MB of incidents each add up
+                    shutil.rmtree(old, ignore_errors=True)
+
+
+def plan(names: Sequence[str], tested: Sequence[str], seeds: Sequence[int], jobs: int) -> list[list[tuple]]:
+    """The runs for each of `jobs` processes. All runs on one variant of the graph stay together, the large base variant is
+    shared out: a process compiles what it meets."""
+    parts: list[list[tuple]] = [[("clean",)] for _ in range(jobs)]
+    groups: dict[str, list[tuple]] = {}
+    for name in names:
+        variant = "base" if name in machine.FAULTS else faults.FAULTS[name](np.random.default_rng(0)).variant
+        groups.setdefault(variant, []).extend(("fault", name, seed) for seed in seeds)
+    for name in tested:
+        variant = controls.CONTROLS[name](np.random.default_rng(0)).variant
+        groups.setdefault(variant, []).extend(("control", name, seed, draw) for seed in seeds for draw in range(controls.DRAWS))
+    base = groups.pop("base", [])
+    for group in groups.values():
+        min(parts, key=len).extend(group)
+    for item in base:
+        min(parts, key=len).append(item)
+    return parts

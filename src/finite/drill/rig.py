@@ -1,0 +1,235 @@
+"""One short training with a fault in it, guarded or plain.
+
+Both go through the same data, network, terms and optimizer. The plain one is what people write: forward, backward, clip by
+global norm, update, nothing looked at. A process keeps its compiled steps: each variant of the graph is compiled once,
+and later runs start from new weights in the same parameters.
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+from mindspore import Tensor
+import numpy as np
+
+from finite import config as settings
+from finite.bench.steps import BareStep
+from finite.config import Config, Stage
+from finite.data.pipeline import Batch, Loader
+from finite.drill.task import DrillTask
+from finite.errors import GuardStop, Interrupted, UserError
+from finite.guard.report import StepReport
+from finite.interrupt import Interrupt
+from finite.monitor.console import Console
+from finite.run import RunFolder, environment, write_json, write_text
+from finite.training import checkpoint
+from finite.training.checkpoint import OPTIMIZER, not_finite
+from finite.training.investigate import Investigator
+from finite.training.loop import Run, StageLoop
+from finite.training.optimizers import RatedOptimizer
+from finite.training.scoring import Scorer
+from finite.training.stages import constants_of, freeze, learning_rate
+from finite.training.state import assign, collect, use_device, with_precision
+from finite.training.trainer import Session
+
+
+@dataclass
+class Injection:
+    """What goes wrong during a run; steps count from 0.
+
+    `state(network parameters and optimizer state by name)` is called before step `at`, once. From step `at` on, for
+    `lasts` steps: `rate` changes the learning rate, `code` is switched on in every batch, `batch` changes the batch.
+    """
+
+    at: int = 0
+    lasts: int = 1
+    state: Callable[[Mapping[str, ms.Parameter]], None] | None = None
+    rate: Callable[[float], float] | None = None
+    code: int = 0
+    batch: Callable[[Batch], Batch] | None = None
+    done: bool = False
+
+    def active(self, step: int) -> bool:
+        return self.at <= step < self.at + self.lasts
+
+    def before(self, step: int, parameters: Mapping[str, ms.Parameter], batch: Batch, rate: float) -> tuple[Batch, float]:
+        """Put the fault of this step in; returns the batch and the rate to go on with."""
+        if self.state is not None and step == self.at and not self.done:
+            self.done = True
+            self.state(parameters)
+        if self.active(step):
+            if self.code:
+                batch.arrays["fault"][:] = self.code
+            batch = self.batch(batch) if self.batch else batch
+            rate = self.rate(rate) if self.rate else rate
+        return batch, rate
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    ended: str  # "trained", "stopped" (exit code 3), "refused" (exit code 2), or the error that ended it
+    finite: bool
+    top1: float
+    iou: float
+    folder: Path | None = None
+    said: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class SwitchedStep:
+    """A compiled step before which an active fault is switched on in every batch: the layer is broken, whoever asks."""
+
+    def __init__(self, step: Any, injection: Injection):
+        self.step, self.injection = step, injection
+        self.buffers, self.layout = step.buffers, step.layout
+
+    def run(self, step: int, batch: Batch, *rest: Any) -> StepReport:
+        if self.injection.active(step) and self.injection.code:
+            batch.arrays["fault"][:] = self.injection.code
+        return self.step.run(step, batch, *rest)
+
+
+#: Compiled things of this process by variant of the graph.
+_compiled: dict[str, dict[str, Any]] = {}
+
+
+class DrillLoop(StageLoop):
+    """A stage loop with a fault in it, on a step that was compiled before if there is one."""
+
+    def __init__(self, run: Run, stage: Stage, injection: Injection, key: str):
+        kept = _compiled.setdefault(key, {})
+        if "loop" not in kept:
+            super().__init__(run, stage)
+            kept["loop"] = {name: getattr(self, name) for name in ("trained", "optimizer", "step", "still")}
+            kept["fresh"] = {p.name: p.asnumpy().copy() for p in self.optimizer.state()}
+        else:
+            for name, value in kept["loop"].items():
+                setattr(self, name, value)
+            self.run, self.stage, self.faults = run, stage, []
+            self.loader = Loader(run.source, run.config.training.batch_size, run.config.seed, run.config.data.threads)
+            self.steps_per_epoch = self.loader.steps()
+            assign(self.optimizer.state(), kept["fresh"])
+            self.investigator = Investigator(self)
+        self.step = SwitchedStep(kept["loop"]["step"], injection)
+        self.injection = injection
+
+    def attempt(self, batch: Batch, rate: float):
+        held = {p.name: p for p in self.run.network.get_parameters()}
+        held |= {OPTIMIZER + p.name: p for p in self.optimizer.state()}
+        batch, rate = self.injection.before(self.run.position.step, held, batch, rate)
+        return super().attempt(batch, rate)
+
+
+class DrillSession(Session):
+    """A session that takes network and scorer of an earlier run of the same variant."""
+
+    def __init__(self, *args: Any, injection: Injection, key: str):
+        super().__init__(*args)
+        kept = _compiled.setdefault(key, {})
+        if "network" in kept:
+            fresh = {p.name: p.asnumpy() for p in self.run.network.get_parameters()}
+            self.run.network, self.run.computing = kept["network"]
+            assign(self.run.network.get_parameters(), fresh)
+        else:
+            kept["network"] = (self.run.network, self.run.computing)
+        self.scorer = kept.get("scorer")
+        self.kept, self.injection, self.key = kept, injection, key
+
+    def make_loop(self, stage: Stage) -> StageLoop:
+        return DrillLoop(self.run, stage, self.injection, self.key)
+
+    def score(self, weights, split):
+        out = super().score(weights, split)
+        self.kept["scorer"] = self.scorer
+        return out
+
+
+class Said(Console):
+    """Keeps what is said; the screen stays empty."""
+
+    def __init__(self) -> None:
+        super().__init__(plain=True)
+        self.screen.quiet = True
+
+
+def guarded(config: Config, task: DrillTask, injection: Injection, key: str, resume: RunFolder | None = None,
+            stop: Interrupt | None = None) -> Outcome:
+    """A guarded run to its end, or until `stop` is requested."""
+    use_device(config)
+    console = Said()
+    folder = resume or RunFolder.create(config.runs)
+    if resume is None:
+        write_text(folder.config, settings.dump(config))
+        write_json(folder.environment, environment())
+    console.attach(folder.log)
+    ended, said = "trained", ""
+    try:
+        saved = checkpoint.newest(folder) if resume else None
+        sources = task.data(folder.data)
+        session = DrillSession(config, task, sources, folder, console, None, injection=injection, key=key)
+        if saved is not None:
+            session.resume(saved[0])
+            said = "; ".join(saved[1])
+        session.train(stop or Interrupt(console.warn))  # never entered: no Ctrl-C is waited for
+    except GuardStop as error:
+        ended, said = "stopped", str(error)
+    except Interrupted as error:
+        return Outcome("interrupted", True, float("nan"), float("nan"), folder.path, str(error))
+    except UserError as error:
+        return Outcome("refused", True, float("nan"), float("nan"), folder.path, str(error))
+    finally:
+        console.close()
+    last = checkpoint.newest(folder)[0]
+    metrics = session.score(last.weights(), "test")
+    return Outcome(ended, not not_finite(dict(last.tensors)), metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0, folder.path, said,
+                   list(sources.facts["notes"]))
+
+
+def plain(config: Config, task: DrillTask, injection: Injection, key: str, work: Path, scale: float = 1.0,
+          deviation: float | None = None, clip: bool = True) -> Outcome:
+    """The same run by a plain loop. `scale`: a constant loss scale; `deviation`: what the boxes are divided by; `clip`:
+    are gradients clipped?"""
+    use_device(config)
+    sources = task.data(work)
+    source, stage = sources.train, config.stages[0]
+    key = f"{key} plain {scale:g} {clip}"
+    kept = _compiled.setdefault(key, {})
+    network = task.network()
+    if "network" in kept:
+        assign(kept["network"].get_parameters(), {p.name: p.asnumpy() for p in network.get_parameters()})
+        network, optimizer, step = kept["network"], kept["optimizer"], kept["step"]
+        assign(optimizer.state(), kept["fresh"])
+    else:
+        trained = freeze(network, stage.freeze, task.groups, constants_of(network))
+        optimizer = RatedOptimizer(config.optimizer, trained)
+        cell = task.terms_cell(with_precision(network, config.training.precision))
+        step = BareStep(cell, optimizer, tuple(stage.weights[n] for n in task.terms), config.training.clip_norm if clip else None, scale)
+        kept |= {"network": network, "optimizer": optimizer, "step": step, "fresh": {p.name: p.asnumpy().copy() for p in optimizer.state()}}
+    if deviation is not None:
+        assign([p for p in network.get_parameters() if p.name == "box_std"], {"box_std": np.full(4, deviation, np.float32)})
+    held = {p.name: p for p in network.get_parameters()} | {OPTIMIZER + p.name: p for p in optimizer.state()}
+    loader = Loader(source, config.training.batch_size, config.seed, config.data.threads)
+    number, per_epoch = 0, loader.steps()
+    ended = "trained"
+    try:
+        for epoch in range(stage.epochs):
+            with contextlib.closing(loader.epoch(epoch)) as batches:
+                for batch in batches:
+                    rate = learning_rate(stage, number, per_epoch)
+                    batch, rate = injection.before(number, held, batch, rate)
+                    step(Tensor(rate, ms.float32), *[Tensor(batch.arrays[f.name]) for f in source.fields]).asnumpy()
+                    number += 1
+    except Exception as error:  # whatever the framework throws ends a plain run
+        _compiled.pop(key)  # a graph that failed once may fail on the next valid call too
+        return Outcome(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}", True, 0.0, 0.0)
+    tensors = collect(network, optimizer)
+    bad = not_finite(tensors)
+    scorer = kept.setdefault("scorer", Scorer(task, 32, 1))
+    scorer.load({p.name: tensors[p.name] for p in network.get_parameters()}, "plain")
+    metrics = scorer.score(sources.test)
+    return Outcome(ended, not bad, 0.0 if bad else metrics["top1"] or 0.0, 0.0 if bad else metrics["mean_iou"] or 0.0)
