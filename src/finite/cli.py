@@ -7,6 +7,7 @@ that `--help` answers at once.
 
 import argparse
 import difflib
+import errno
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import finite
 from finite import runtime
 from finite.errors import GuardStop, Interrupted, UserError
+from finite.run import explained
 
 if TYPE_CHECKING:
     from finite.config import Config
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 VERBS = ("train", "evaluate", "predict", "export", "doctor")
 CONFIG = Path("config.yaml")
+#: What a user can mend on the machine, wherever in the program it shows.
+USED_UP = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,9 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as error:
         return _failed("", str(error), error.exit_code, console)
     except KeyboardInterrupt:
-        log = console.log_path if console is not None else None
-        hint = f"; the run's last checkpoint is whole: --resume {log.parent}" if log and args.verb == "train" else ""
-        return _failed("interrupted", f"stopped at once{hint}", 130, console)
+        return _failed("interrupted", f"stopped at once{_resume_hint(console)}", 130, console)
     except BrokenPipeError:
         with open(os.devnull, "w") as nothing:  # Python would complain at exit about what is still buffered
             os.dup2(nothing.fileno(), sys.stdout.fileno())
@@ -60,11 +62,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if package == "finite":
             return _bug(console)
         return _failed("error", f"the package {package} is missing: `make train`, or `pip install -e .`", 2, console)
-    except Exception:
-        return _bug(console)
+    except Exception as error:
+        used_up = _used_up(error)
+        if used_up is None:
+            return _bug(console)
+        return _failed("error", f"{used_up}{_resume_hint(console)}", 2, console)
     finally:
         if console is not None:
             console.close()
+
+
+def _resume_hint(console: "Console | None") -> str:
+    """How to go on with the run that was under way, if one has a checkpoint."""
+    folder = console.log_path.parent if console is not None and console.log_path is not None else None
+    whole = folder is not None and (folder / "checkpoints" / "last.safetensors").exists()
+    return f"; the run's last checkpoint is whole: --resume {folder}" if whole else ""
+
+
+def _used_up(error: BaseException | None) -> str | None:
+    """What the machine has run out of, if that is what is behind an error: disk, file handles, memory."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return "out of memory; lower training.batch_size, model.image_size or data.cache_mb"
+        if isinstance(error, OSError) and error.errno in USED_UP:
+            return str(explained(error, Path(error.filename or "this machine")))
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

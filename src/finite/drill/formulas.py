@@ -140,8 +140,9 @@ class DrillTerms(DetectionTerms):
         logits, box_z, features = self.network(image, fault)
         logits, box_z = ops.cast(logits, ms.float32), ops.cast(box_z, ms.float32)
         by_class = self.class_loss(logits, label)
-        if self.sparse:  # the mean over the batch, in every row
-            by_class = ops.zeros_like(by_class) + self.cross_entropy(logits, label)
+        if self.sparse:  # the mean over the batch, in every row; one operator refuses labels below 0, the other above
+            picked = ops.gather_d(ops.log_softmax(logits, 1), 1, label.reshape((-1, 1)))
+            by_class = 0.5 * (self.cross_entropy(logits, label) - picked.reshape((-1,)))
         by_box = self.box_loss(box_z, box)
         width, height, center = box[:, 2], box[:, 3], box[:, 0]
         error = ops.square(box_z).mean(1)

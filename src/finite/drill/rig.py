@@ -33,6 +33,7 @@ from finite.training.optimizers import RatedOptimizer
 from finite.training.scoring import Scorer
 from finite.training.stages import constants_of, freeze, learning_rate
 from finite.training.state import assign, collect, use_device, with_precision
+from finite.training.step import GuardedStep, rules_of
 from finite.training.trainer import Session
 
 
@@ -55,8 +56,8 @@ class Injection:
     def active(self, step: int) -> bool:
         return self.at <= step < self.at + self.lasts
 
-    def before(self, step: int, parameters: Mapping[str, ms.Parameter], batch: Batch, rate: float) -> tuple[Batch, float]:
-        """Put the fault of this step in; returns the batch and the rate to go on with."""
+    def before(self, step: int, parameters: Mapping[str, ms.Parameter], batch: Batch) -> Batch:
+        """Put the fault of this step in; returns the batch to go on with."""
         if self.state is not None and step == self.at and not self.done:
             self.done = True
             self.state(parameters)
@@ -64,8 +65,10 @@ class Injection:
             if self.code:
                 batch.arrays["fault"][:] = self.code
             batch = self.batch(batch) if self.batch else batch
-            rate = self.rate(rate) if self.rate else rate
-        return batch, rate
+        return batch
+
+    def rate_of(self, step: int, rate: float) -> float:
+        return self.rate(rate) if self.rate and self.active(step) else rate
 
 
 @dataclass
@@ -115,14 +118,30 @@ class DrillLoop(StageLoop):
             self.steps_per_epoch = self.loader.steps()
             assign(self.optimizer.state(), kept["fresh"])
             self.investigator = Investigator(self)
-        self.step = SwitchedStep(kept["loop"]["step"], injection)
-        self.injection = injection
+        self.whole = self.step = SwitchedStep(kept["loop"]["step"], injection)
+        self.injection, self.sizes = injection, kept.setdefault("sizes", {})
 
-    def attempt(self, batch: Batch, rate: float):
+    def one_step(self, batch: Batch) -> dict[str, Any]:
         held = {p.name: p for p in self.run.network.get_parameters()}
         held |= {OPTIMIZER + p.name: p for p in self.optimizer.state()}
-        batch, rate = self.injection.before(self.run.position.step, held, batch, rate)
-        return super().attempt(batch, rate)
+        return super().one_step(self.injection.before(self.run.position.step, held, batch))
+
+    def attempt(self, batch: Batch, rate: float):
+        rate = self.injection.rate_of(self.run.position.step, rate)
+        rows = len(batch.use)
+        self.step = self.whole if rows == self.run.config.training.batch_size else self.of_size(rows)
+        try:
+            return super().attempt(batch, rate)
+        finally:
+            self.step = self.whole
+
+    def of_size(self, rows: int) -> GuardedStep:
+        """A step on the same parameters for batches of another size, which the loop itself never makes."""
+        if rows not in self.sizes:
+            run = self.run
+            self.sizes[rows] = GuardedStep(run.task.terms_cell(run.computing), self.optimizer, run.source.fields, run.task.terms,
+                                           run.task.points, run.task.groups, rows, rules_of(run.config, self.stage))
+        return self.sizes[rows]
 
 
 class DrillSession(Session):
@@ -220,8 +239,8 @@ def plain(config: Config, task: DrillTask, injection: Injection, key: str, work:
         for epoch in range(stage.epochs):
             with contextlib.closing(loader.epoch(epoch)) as batches:
                 for batch in batches:
-                    rate = learning_rate(stage, number, per_epoch)
-                    batch, rate = injection.before(number, held, batch, rate)
+                    rate = injection.rate_of(number, learning_rate(stage, number, per_epoch))
+                    batch = injection.before(number, held, batch)
                     step(Tensor(rate, ms.float32), *[Tensor(batch.arrays[f.name]) for f in source.fields]).asnumpy()
                     number += 1
     except Exception as error:  # whatever the framework throws ends a plain run

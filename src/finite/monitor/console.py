@@ -149,6 +149,10 @@ class Console:
             for part in text.split("\n"):
                 line = f"{stamp}  {part}\n"
                 if self._log is not None:
-                    self._log.write(line)
+                    try:
+                        self._log.write(line)
+                    except OSError as error:  # a full disk must not hide what is about to be said
+                        self._log = None
+                        self.screen.print(Text(f"warning: {self.log_path}: {error.strerror}, so nothing more is logged"))
                 else:
                     self._waiting.append(line)

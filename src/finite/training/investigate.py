@@ -137,9 +137,9 @@ class Investigator:
         return finding
 
     def search(self, batch: Batch) -> Isolation | None:
-        """Which rows are at fault. None where there is no other batch to compare with."""
+        """Which rows are at fault. None where there is no other batch of this size to compare with."""
         donor = self.donor()
-        if donor is None:
+        if donor is None or len(donor.use) != len(batch.use):
             return None
         fields = self.loop.run.source.fields
         rows = np.flatnonzero(batch.use > 0).tolist()

@@ -152,6 +152,7 @@ class Session:
                  overfit: int | None):
         self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
         self.overfit = overfit
+        self.versions = environment()["packages"]  # once: it opens many files, which a checkpoint must not depend on
         network = task.network()
         half = config.training.precision != "O0"
         computing = with_precision(network, config.training.precision)
@@ -324,6 +325,6 @@ class Session:
             "history": run.history.sync(), "best": self.best, "seconds": self.seconds,
             "trained_terms": sorted(self.trained_terms), "done": run.position.stage == len(self.config.stages),
             "overfit": self.overfit,
-            "versions": environment()["packages"],
+            "versions": self.versions,
         }
         self.keeper.save(run.snapshot["tensors"], state, best)
