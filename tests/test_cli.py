@@ -179,7 +179,10 @@ def test_a_mistake_is_one_line_that_helps_and_exit_code_2(verbs, capsys, argv, w
         (UserError("a.yaml:3: no"), 2, "error: a.yaml:3: no"),
         (GuardStop("40 bad steps"), 3, "stopped by the guard: 40 bad steps"),
         (Interrupted("interrupted after step 9; resume with ..."), 130, "interrupted after step 9"),
-        (KeyboardInterrupt(), 130, "interrupted: stopped at once; the run's last checkpoint is whole"),
+        (KeyboardInterrupt(), 130, "interrupted: stopped at once"),
+        (OSError(28, "No space left on device", "runs/a/history.jsonl"), 2, "error: runs/a/history.jsonl: no space left"),
+        (OSError(27, "File too large", "a.bin"), 2, "error: a.bin: a limit on the size of files"),
+        (OSError(24, "Too many open files"), 2, "error: this machine: too many files are open"),
         (ModuleNotFoundError("No module", name="onnx.helper"), 2, "error: the package onnx is missing"),
     ],
 )
@@ -189,6 +192,26 @@ def test_each_end_has_its_exit_code_and_stands_in_the_log(verbs, monkeypatch, ca
     line = one_line(capsys)
     assert line.startswith(start)
     assert line in Path("run.log").read_text()
+
+
+def test_end_names_the_last_checkpoint_only_where_there_is_one(verbs, monkeypatch, capsys):
+    for error in (KeyboardInterrupt(), OSError(28, "No space left on device", "x")):
+        raising(monkeypatch, error)
+        cli.main([])
+        assert "--resume" not in one_line(capsys)
+        Path("checkpoints").mkdir()
+        Path("checkpoints/last.safetensors").touch()
+        cli.main([])
+        assert "the run's last checkpoint is whole: --resume ." in one_line(capsys)
+        Path("checkpoints/last.safetensors").unlink()
+        Path("checkpoints").rmdir()
+
+
+def test_what_a_sample_met_when_the_machine_ran_out_is_told_too(verbs, monkeypatch, capsys):
+    inner = RuntimeError("sample a.png: OSError")
+    inner.__cause__ = OSError(24, "Too many open files", "a.png")
+    raising(monkeypatch, inner)
+    assert cli.main([]) == 2 and "a.png: too many files are open" in one_line(capsys)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), ModuleNotFoundError("No module", name="finite.nothing")])

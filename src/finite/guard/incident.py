@@ -19,6 +19,7 @@ import os
 from pathlib import Path
 import shutil
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import safetensors.numpy
@@ -159,7 +160,7 @@ def read(folder: Path) -> tuple[Incident, Attachments]:
             settings = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["replay"])
         if (folder / REPORT).exists():
             report = np.load(folder / REPORT, allow_pickle=False)
-    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, BadZipFile, safetensors.SafetensorError) as error:
         raise UserError(f"{folder}: damaged ({(str(error).splitlines() or [type(error).__name__])[0][:100]})") from error
     return incident, Attachments(batch, tensors, settings, report)
 

@@ -142,10 +142,10 @@ class Investigator:
         if donor is None or len(donor.use) != len(batch.use):
             return None
         fields = self.loop.run.source.fields
-        rows = np.flatnonzero(batch.use > 0).tolist()
+        rows = range(len(batch.use))  # those out of use too: weight 0 keeps a value out, not its gradient (0 x Inf)
 
         def bad_with(kept: Sequence[int]) -> bool:
-            gone = [row for row in range(len(batch.use)) if row not in kept]  # fillers too: one of them may be at fault
+            gone = [row for row in rows if row not in kept]
             return self.bad(substitute(batch, gone, donor, fields, count=False))
 
         def foreign(put: Sequence[int]) -> bool:
