@@ -125,8 +125,15 @@ def job(config: Config) -> dict[str, Any]:
             "waiting_for_data": share, "top1": metrics["top1"], "mean_iou": metrics["mean_iou"]}
 
 
+def incidents(config: Config) -> dict[str, Any]:
+    """See bench/incidents.py."""
+    from finite.bench.incidents import incident_cost
+
+    return incident_cost(config)
+
+
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "job": job,
+    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents, "job": job,
 }
 
 
@@ -138,6 +145,9 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         return [(f"guarded step / bare step, stage {stage}",
                  f"{f['ratio']:.3f} [{f['low']:.3f}, {f['high']:.3f}]  ({f['first_ms']:.0f} / {f['second_ms']:.0f} ms, {f['pairs']} pairs)")
                 for stage, f in found.items()]
+    if name == "incident":
+        return [(f"bad step to written diagnosis: {what}", f"{f['seconds']:.2f} s, {f['bytes'] / 1e6:.1f} MB")
+                for what, f in found.items()]
     if name == "torch":
         return [("guarded step / PyTorch eager step", f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]  "
                  f"({found['first_ms']:.0f} / {found['second_ms']:.0f} ms, {found['pairs']} pairs)")]
