@@ -257,6 +257,10 @@ class Investigator:
                 out["grad_norm_usual"] = float(np.median(run.guard.norms))
             out["terms"] = dict(zip(report.layout.terms, map(float, report.blocks["raw"])))
             out["points"] = dict(zip(report.layout.points, map(float, report.blocks["point_largest"])))
+        if case.batch is not None and finding.rows:
+            row = finding.rows[0]
+            small = [f.name for f in run.source.fields if np.prod(f.shape) <= 8]
+            out["first_sample"] = {name: case.batch.arrays[name][row].tolist() for name in small}
         return out | dict(finding.numbers)
 
     def picture(self, batch: Batch | None, rows: Sequence[int]) -> bytes | None:
