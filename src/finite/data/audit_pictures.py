@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from finite.data.images import ImageError, open_with_header
-from finite.data.index import Index
+from finite.data.index import Index, in_turn
 from finite.data.sample import Finding, ImageRecord
 
 _THREADS = max(2, min(8, os.cpu_count() or 2))
@@ -19,7 +19,7 @@ _MIN_SIDE = 4  # px: a picture with a shorter side shows nothing
 _LONG = 20  # times as long as wide: worth a word
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Picture:
     """What decoding one file showed. `kind` None: it can be used. `digest` is of its upright RGB pixels and size."""
 
@@ -45,7 +45,7 @@ def decode_all(
         return look(index, image, stamps.get(image, (0, 0)))
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done, (image, picture) in enumerate(zip(todo, pool.map(decode, todo)), start=1):
+        for done, (image, picture) in enumerate(zip(todo, in_turn(pool, decode, todo)), start=1):
             pictures[image] = picture
             if progress is not None:
                 progress(done, len(todo))

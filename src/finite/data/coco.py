@@ -18,6 +18,10 @@ from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, read_text, whole
 
 _LIMIT = 2 << 30  # bytes of one JSON file
+#: All that is read of a file. The rest, masks above all, is let go while it is parsed: it can be ten times as much.
+_KEPT = frozenset(
+    "images annotations categories id image_id category_id bbox iscrowd file_name width height name".split()
+)
 
 
 @dataclass
@@ -35,6 +39,7 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     findings: list[Finding] = []
     files = _files(index, findings)
     names = _class_names(files, findings)
+    total = sum(len(file.document["annotations"]) for file in files)
     raws: dict[str, RawImage] = {}
     mentioned: set[str] = set()
     for file in files:
@@ -46,19 +51,25 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     classes = list(dict.fromkeys(names[key] for key in sorted(names, key=_id_order)))
     numbers = {name: key for key, name in reversed(names.items()) if isinstance(key, int)}
     image_set = assemble(index, "coco", list(raws.values()), Convention("xywh"), findings, classes, numbers)
-    image_set.objects_total = sum(len(file.document["annotations"]) for file in files)
+    image_set.objects_total = total
     return image_set
 
 
 def load_json(path: Path) -> tuple[Any, str | None]:
-    """A JSON document and the legacy code page that had to be assumed, if any. Raises TextError."""
+    """A JSON document, of its objects the keys in _KEPT, and the legacy code page that had to be assumed, if any. Raises
+    TextError."""
     text = read_text(path, _LIMIT)
     try:
-        document = json.loads(text.text)
-        return (_whole(document) if "\\ud" in text.text.lower() else document), text.code_page
+        document = json.loads(text.text, object_hook=_slim)
+        halves = "\\ud" in text.text or "\\uD" in text.text
+        return (_whole(document) if halves else document), text.code_page
     except (ValueError, RecursionError) as error:
         reason = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise TextError(f"is not JSON: {reason}") from error
+
+
+def _slim(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key in _KEPT}
 
 
 def _whole(value: Any) -> Any:
@@ -71,7 +82,8 @@ def _whole(value: Any) -> Any:
 
 
 def looks_like(path: Path) -> bool:
-    """Whether a JSON file may be COCO: the keys that every COCO file has occur in it."""
+    """Whether a JSON file may be COCO: two of the keys that every COCO file has stand near its beginning or end (the
+    third may be anywhere in a large one)."""
     try:
         with open(path, "rb") as file:
             head = file.read(1 << 20)
@@ -80,7 +92,7 @@ def looks_like(path: Path) -> bool:
     except OSError:
         return False
     both = (head + tail).replace(b"\0", b"")
-    return b'"images"' in both and (b'"annotations"' in both or b'"categories"' in both)
+    return sum(key in both for key in (b'"images"', b'"annotations"', b'"categories"')) >= 2
 
 
 def _files(index: Index, findings: list[Finding]) -> list[_File]:
@@ -228,13 +240,16 @@ def _read_file(
 
 
 def _read_annotations(annotations: list, by_id: dict[Any, RawImage], gone: set, names: dict[Any, str], say) -> None:
-    seen: dict[Any, dict] = {}
+    """Add each annotation to its picture; `annotations` is used up on the way, so that they are not in memory twice."""
+    used = Counter(entry["id"] for entry in annotations if isinstance(entry, dict) and _is_number(entry.get("id")))
+    seen: dict[int, dict] = {}  # the first of those that share an id
     for position, entry in enumerate(annotations, start=1):
+        annotations[position - 1] = None
         if not isinstance(entry, dict):
             say("bad_number", "drop_object", f"annotations[{position}] is not an object", value=entry)
             continue
         given = entry.get("id")
-        key = given if isinstance(given, int) and not isinstance(given, bool) else position
+        key = given if _is_number(given) else position
         called = f"annotation {key}"
         image_id = entry.get("image_id")
         raw = by_id.get(image_id) if _is_id(image_id) else None
@@ -248,7 +263,7 @@ def _read_annotations(annotations: list, by_id: dict[Any, RawImage], gone: set, 
                     value=image_id,
                 )
             continue
-        if key in seen:
+        if _is_number(given) and key in seen:
             same = seen[key] == entry
             say(
                 "duplicate_object" if same else "duplicate_id",
@@ -259,7 +274,8 @@ def _read_annotations(annotations: list, by_id: dict[Any, RawImage], gone: set, 
             )
             if same:
                 continue
-        seen[key] = entry
+        if used[key] > 1:
+            seen[key] = entry
         category = entry.get("category_id")
         if not _is_id(category) or category not in names:
             raw.lost += 1
@@ -336,6 +352,10 @@ def _size(entry: dict) -> tuple[float, float] | None:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, (int, str)) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _id_order(key: Any) -> tuple:

@@ -6,10 +6,14 @@ foreign path, another ending, another case or another Unicode form of the same l
 
 import os
 import re
+import stat
 import unicodedata
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import unquote
 
 from finite.data.images import SUFFIXES
@@ -27,6 +31,7 @@ _SPLITS = {
     "testing": "test",
     "testset": "test",
 }
+_BATCH = 512
 _WORD = re.compile(r"[a-z]+")
 _UNDECODED = re.compile("[\udc80-\udcff]")  # how Python shows bytes of a file name that are not UTF-8
 
@@ -131,6 +136,12 @@ class Index:
         return [path for path, value in zip(candidates, ranks) if value == best]
 
 
+def in_turn(pool: Executor, function: Callable[[str], Any], items: Sequence[str]) -> Iterator[Any]:
+    """function(item) of each item, in order, by a pool; what waits in its queue does not grow with their number."""
+    for start in range(0, len(items), _BATCH):
+        yield from pool.map(function, items[start : start + _BATCH])
+
+
 def _common(a, b) -> int:
     count = 0
     for x, y in zip(a, b):
@@ -138,6 +149,15 @@ def _common(a, b) -> int:
             break
         count += 1
     return count
+
+
+def _is_file(path: str) -> bool:
+    """Whether it can be opened without waiting for ever, as on a pipe. A link that leads nowhere counts: the reader
+    says so."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return True
 
 
 def scan(root: Path) -> Index:
@@ -153,7 +173,7 @@ def scan(root: Path) -> Index:
         relative = os.path.relpath(folder, root).replace(os.sep, "/")
         prefix = "" if relative == "." else relative + "/"
         for name in files:
-            if not name.startswith("."):
+            if not name.startswith(".") and _is_file(os.path.join(folder, name)):
                 shown = _UNDECODED.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", prefix + name)
                 if shown != prefix + name:
                     on_disk[shown] = prefix + name

@@ -9,6 +9,7 @@ holds no object.
 import csv
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -24,7 +25,7 @@ from finite.data.text import Text, TextError, read_text
 _LIMIT = 1 << 30
 
 
-@dataclass
+@dataclass(slots=True)
 class _Row:
     line: int
     image: str
@@ -36,10 +37,37 @@ class _Row:
 
 @dataclass
 class _Table:
+    """A table whose columns are known; its rows are made of the text one by one, as they are asked for."""
+
     path: str
-    form: str
-    rows: list[_Row]
-    comma: bool  # decimal commas are possible: the columns are separated by something else
+    body: str
+    columns: Columns
+    separator: str
+    skip: int  # lines before the first row of data
+
+    @property
+    def form(self) -> str:
+        return self.columns.form
+
+    @property
+    def comma(self) -> bool:
+        """Whether decimal commas are possible: the columns are separated by something else."""
+        return self.separator != ","
+
+    def rows(self, findings: list[Finding]) -> Iterator[_Row]:
+        line = 0
+        try:
+            for line, cells in cells_of(self.body, self.separator):
+                if line > self.skip and any(cell.strip() for cell in cells):
+                    yield _row(line, cells, self.columns)
+        except csv.Error as error:
+            reason = f"breaks off: {error}; the rows above are read"
+            findings.append(Finding("unreadable_label", "note", reason, self.path, line + 1))
+
+    def content(self) -> tuple:
+        """The same for two tables of the same rows in any order (a sum of 64-bit hashes that differ in every run)."""
+        hashes = [hash((row.image, row.label or "", *row.box)) for row in self.rows([])]
+        return self.form, len(hashes), sum(hashes)
 
 
 def read(root: Path, index: Index | None = None) -> ImageSet:
@@ -47,20 +75,13 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     index = index or scan(root)
     findings: list[Finding] = []
     tables: list[_Table] = []
-    contents: dict[tuple, str] = {}
     faults: list[Finding] = []
     for path in index.with_suffix(".csv", ".tsv"):
-        table = _read_table(index, path, findings, faults)
-        if table is None:
-            continue
-        content = (table.form, tuple(sorted((row.image, row.label or "", *row.box) for row in table.rows)))
-        if content in contents:
-            findings.append(
-                Finding("duplicate_id", "note", f"holds the same rows as {contents[content]}: read once", path)
-            )
-            continue
-        contents[content] = path
-        tables.append(table)
+        table = _open_table(index, path, findings, faults)
+        if table is not None:
+            tables.append(table)
+    if len(tables) > 1:
+        tables = _distinct(tables, findings)
     # A table without usable columns is a fault where it was to be the annotation, and just some other table where an
     # annotation was found.
     findings += [
@@ -103,7 +124,16 @@ def _head(text: Text, lines: int = 30) -> str:
     return "\n".join(text.text[: 1 << 16].splitlines()[:lines])
 
 
-def _read_table(index: Index, path: str, findings: list[Finding], faults: list[Finding]) -> _Table | None:
+def _distinct(tables: list[_Table], findings: list[Finding]) -> list[_Table]:
+    first: dict[tuple, _Table] = {}
+    for table in tables:
+        same = first.setdefault(table.content(), table)
+        if same is not table:
+            findings.append(Finding("duplicate_id", "note", f"holds the same rows as {same.path}: read once", table.path))
+    return list(first.values())
+
+
+def _open_table(index: Index, path: str, findings: list[Finding], faults: list[Finding]) -> _Table | None:
     try:
         text = read_text(index.path(path), _LIMIT)
         body = text.text.replace("\0", "")
@@ -134,16 +164,7 @@ def _read_table(index: Index, path: str, findings: list[Finding], faults: list[F
         )
     if columns.label is None:
         findings.append(Finding("missing_class", "fix", "no class column: every object is called 'object'", path, 1))
-    rows = []
-    try:
-        for line, cells in cells_of(body, separator):
-            if line > skip and any(cell.strip() for cell in cells):
-                rows.append(_row(line, cells, columns))
-    except csv.Error as error:
-        findings.append(
-            Finding("unreadable_label", "note", f"breaks off: {error}; the rows above are read", path, line + 1)
-        )
-    return _Table(path, columns.form, rows, separator != ",")
+    return _Table(path, body, columns, separator, skip)
 
 
 def _row(line: int, cells: list[str], columns: Columns) -> _Row:
@@ -171,7 +192,7 @@ def _read_rows(
     split_of_file = split_of_word(stem(PurePosixPath(table.path).stem)) or split_of_folders(table.path)
     found_before: dict[str, str | None] = {}
     unknown: dict[str, list[int]] = {}
-    for row in table.rows:
+    for row in table.rows(findings):
 
         def say(kind: str, action: str, reason: str, value: str) -> None:
             findings.append(Finding(kind, action, reason, table.path, row.line, value=value[:100]))
