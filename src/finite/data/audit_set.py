@@ -3,9 +3,10 @@
 import math
 import re
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from finite.data.sample import Finding, ImageRecord, ImageSet
 TARGETS = ("center_x", "center_y", "width", "height")
 _FAR = 10.0  # standard deviations: a target so far from the mean is worth a look
 _CONSTANT = 1e-3  # px
+_CROWD = 30  # so many names that differ in one letter differ on purpose
 
 Splits = Mapping[str, Sequence[ImageRecord]]
 
@@ -51,28 +53,28 @@ def class_findings(image_set: ImageSet, counts: Counter[str]) -> list[Finding]:
     """Class names that look alike, classes without or with a single sample, classes that a split lacks."""
     findings = []
     used = [name for name in image_set.classes if counts[name]]
-    for position, a in enumerate(used):
-        for b in used[position + 1 :]:
-            if why := alike(a, b, counts[a], counts[b]):
-                findings.append(
-                    Finding(
-                        "near_duplicate_class",
-                        "note",
-                        f"{a!r} ({counts[a]}) and {b!r} ({counts[b]}) {why}: one class written in two ways?",
-                        value=f"{a}, {b}",
-                    )
+    for a, b in _neighbours(used):
+        if why := alike(a, b, counts[a], counts[b]):
+            findings.append(
+                Finding(
+                    "near_duplicate_class",
+                    "note",
+                    f"{a!r} ({counts[a]}) and {b!r} ({counts[b]}) {why}: one class written in two ways?",
+                    value=f"{a}, {b}",
                 )
+            )
+    only = {
+        obj.label: record
+        for records in image_set.splits.values()
+        for record in records
+        for obj in record.objects
+        if counts[obj.label] == 1 and not obj.ignore
+    }
     for name in image_set.classes:
         if counts[name] == 0:
             findings.append(Finding("unused_class", "note", f"{name!r} is defined but never occurs", value=name))
         elif counts[name] == 1:
-            record = next(
-                record
-                for records in image_set.splits.values()
-                for record in records
-                for obj in record.objects
-                if obj.label == name
-            )
+            record = only[name]
             findings.append(
                 Finding(
                     "rare_class", "note", f"{name!r} has a single sample", record.source, value=name, image=record.id
@@ -112,7 +114,7 @@ def alike(a: str, b: str, count_a: int, count_b: int) -> str | None:
 
     Names that differ in a digit are different on purpose.
     """
-    plain_a, plain_b = (re.sub(r"[\W_]+", "", fold(name)) for name in (a, b))
+    plain_a, plain_b = _plain(a), _plain(b)
     if plain_a == plain_b and plain_a:
         return "differ by case, blanks or punctuation only"
     rare, common = sorted((count_a, count_b))
@@ -121,6 +123,24 @@ def alike(a: str, b: str, count_a: int, count_b: int) -> str | None:
     if re.sub(r"\D", "", plain_a) != re.sub(r"\D", "", plain_b) or not one_slip(plain_a, plain_b):
         return None
     return "differ by one slip, and one of them is rare"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", fold(name))
+
+
+def _neighbours(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of names, in order, that are equal when plain, or once a letter is taken out of one or both: all that
+    are a slip apart, without comparing each with each."""
+    sharing: dict[str, list[int]] = defaultdict(list)
+    for position, name in enumerate(names):
+        plain = _plain(name)
+        for variant in {plain, *(plain[:i] + plain[i + 1 :] for i in range(len(plain[:100])))}:
+            sharing[variant].append(position)
+    pairs = {
+        pair for members in sharing.values() if 1 < len(members) <= _CROWD for pair in combinations(members, 2)
+    }
+    return [(names[a], names[b]) for a, b in sorted(pairs)]
 
 
 def one_slip(a: str, b: str) -> bool:

@@ -192,7 +192,9 @@ def _read_file(
     for key, claims in entries.items():
         distinct = {entry["file_name"] for _, entry in claims}
         if len(distinct) > 1:
-            where = " and ".join(f"images[{position}] {entry['file_name']}" for position, entry in claims)
+            where = " and ".join(f"images[{position}] {entry['file_name']}" for position, entry in claims[:2])
+            if len(claims) > 2:
+                where += f" and {len(claims) - 2} more"
             for _, entry in claims:
                 found = _find_image(index, file, entry["file_name"])
                 mentioned.update(found)

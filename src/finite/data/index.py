@@ -32,6 +32,7 @@ _SPLITS = {
     "testset": "test",
 }
 _BATCH = 512
+_MANY = 8  # pictures of one name
 _WORD = re.compile(r"[a-z]+")
 _UNDECODED = re.compile("[\udc80-\udcff]")  # how Python shows bytes of a file name that are not UTF-8
 
@@ -92,10 +93,15 @@ class Index:
     on_disk: dict[str, str] = field(default_factory=dict, repr=False)
     packed: dict[str, Packed] = field(default_factory=dict, repr=False)
     _by_stem: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    _by_place: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    _found: dict[tuple[str, str, str | None], list[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for path in self.images:
             self._by_stem[fold(stem(path))].append(path)
+        for key, namesakes in self._by_stem.items():
+            for path in namesakes if len(namesakes) > _MANY else ():
+                self._by_place[key, fold(PurePosixPath(path).parent.name)].append(path)
 
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [path for path in self.others if path.lower().endswith(suffixes)]
@@ -117,6 +123,20 @@ class Index:
         candidates = self.same_stem(name)
         if len(candidates) <= 1:
             return list(candidates)
+        if len(candidates) <= _MANY:
+            return self._best(candidates, name, near, split)
+        # Thousands of folders may each hold a 0001.jpg: only those of the folder written in the name are compared, and
+        # what has none is looked up once.
+        folder = fold(parts(name)[-2]) if len(parts(name)) > 1 else ""
+        candidates = self._by_place.get((fold(stem(candidates[0])), folder)) or candidates
+        if len(candidates) <= _MANY:
+            return self._best(candidates, name, near, split)
+        key = (name, near, split)
+        if key not in self._found:
+            self._found[key] = self._best(candidates, name, near, split)
+        return list(self._found[key])
+
+    def _best(self, candidates: list[str], name: str, near: str, split: str | None) -> list[str]:
         wanted, base = [fold(part) for part in parts(name)[:-1]], basename(name)
         near_folders = PurePosixPath(near).parts[:-1]
 

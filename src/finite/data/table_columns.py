@@ -4,6 +4,7 @@ import csv
 import io
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,6 +82,7 @@ _SIZES = (
     ("imagew", "imageh"),
     ("width", "height"),
 )
+_LONGEST = 20  # lines that one row may span
 WANTED = "wanted columns: image (or filename), label (or class), xmin, ymin, xmax, ymax"
 
 
@@ -158,15 +160,40 @@ def _is_preamble(index: Index, line: str) -> bool:
 
 
 def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of each row, by the csv module."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    """(line number, cells) of each row, by the csv module.
+
+    A quoted cell may hold line ends. But where such a row has not as many cells as the first one, its quote was never
+    closed and has swallowed the lines that follow: then the line is taken alone, its quotes as they stand.
+    """
+    source, waiting, taken = io.StringIO(text, newline=""), deque(), []
+
+    def lines() -> Iterator[str]:
+        while len(taken) < _LONGEST and (line := waiting.popleft() if waiting else source.readline()):
+            taken.append(line)
+            yield line
+
+    options = {"delimiter": separator, "skipinitialspace": True}
+    reader, position, width = csv.reader(lines(), **options), 1, None
     while True:
-        line = reader.line_num + 1
         try:
             row = next(reader)
         except StopIteration:
             return
-        yield line, row
+        except csv.Error:
+            if len(taken) == 1:
+                raise
+            row = None
+        if len(taken) > 1 and (row is None or width not in (None, len(row))):
+            waiting.extendleft(reversed(taken[1:]))
+            del taken[1:]
+            row = next(csv.reader(taken, quoting=csv.QUOTE_NONE, **options))
+            reader = csv.reader(lines(), **options)
+        elif len(taken) == _LONGEST:
+            reader = csv.reader(lines(), **options)
+        width = width or len(row)
+        yield position, row
+        position += len(taken)
+        taken.clear()
 
 
 def _is_number(cell: str) -> bool:
