@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from finite.bench import data
 from finite.bench.paired import pairs
 from finite.config import Config
 
@@ -125,8 +126,13 @@ def job(config: Config) -> dict[str, Any]:
             "waiting_for_data": share, "top1": metrics["top1"], "mean_iou": metrics["mean_iou"]}
 
 
+def reading(_: Config) -> dict[str, Any]:
+    """Seconds and memory of reading and auditing sets of growing size."""
+    return data.scaling()
+
+
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "job": job,
+    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "data": reading, "job": job,
 }
 
 
@@ -134,6 +140,8 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     """A row of the printed table: what, and the figures."""
     if "skipped" in found:
         return [(name, found["skipped"])]
+    if name == "data":
+        return data.lines(found)
     if name == "guard":
         return [(f"guarded step / bare step, stage {stage}",
                  f"{f['ratio']:.3f} [{f['low']:.3f}, {f['high']:.3f}]  ({f['first_ms']:.0f} / {f['second_ms']:.0f} ms, {f['pairs']} pairs)")

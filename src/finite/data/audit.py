@@ -88,8 +88,8 @@ def check(
         return replace(audit, remembered=True, seconds=time.monotonic() - began)
     memory.lines.clear()
     image_set = read_index(index, format, voc_base)
-    ids = [record.id for records in image_set.splits.values() for record in records]
-    pictures = decode_all(index, ids, stamps, memory.pictures, progress)
+    pixels = {r.id: r.width * r.height for records in image_set.splits.values() for r in records}
+    pictures = decode_all(index, pixels, stamps, memory.pictures, progress)
     audit = _judge(index, image_set, pictures, image_size, batch_size)
     audit.seconds = time.monotonic() - began
     if cache_path is not None:
