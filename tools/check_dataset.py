@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
+from finite.config import Config  # noqa: E402
 from finite.data import audit_page, audit_show  # noqa: E402
 from finite.data.audit import check  # noqa: E402
 from finite.data.folder import FORMATS  # noqa: E402
@@ -27,9 +28,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("data", type=Path, help="the folder with pictures and annotations, or one annotation file")
     parser.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="default: found by looking")
-    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=1, help="VOC counts from 0, or 1 (default)")
-    parser.add_argument("--image-size", type=int, default=96, metavar="PX", help="network input (default 96)")
-    parser.add_argument("--batch-size", type=int, default=32, metavar="N", help="samples per step (default 32)")
+    usual = Config()
+    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=usual.data.voc_base,
+                        help="first pixel of VOC (default %(default)s)")  # fmt: skip
+    parser.add_argument("--image-size", type=int, default=usual.model.image_size, metavar="PX",
+                        help="side of the network's input (default %(default)s)")  # fmt: skip
+    parser.add_argument("--batch-size", type=int, default=usual.training.batch_size, metavar="N",
+                        help="samples per step (default %(default)s)")  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts, boxes and every finding")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with pictures and charts")
     parser.add_argument("--cache", type=Path, metavar="FILE", help="remember here: an unchanged set costs nothing")

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
+from finite.config import Config  # noqa: E402
 from finite.data import audit_show  # noqa: E402
 from finite.data.convert import WRITERS, convert  # noqa: E402
 from finite.data.folder import FORMATS  # noqa: E402
@@ -28,7 +29,8 @@ def main() -> int:
     parser.add_argument("target", type=Path, metavar="DST", help="the new folder")
     parser.add_argument("--to", choices=tuple(WRITERS), required=True, help="the format to write")
     parser.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of SRC (default: by looking)")
-    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=1, help="SRC's VOC is from 0, or 1 (default)")
+    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=Config().data.voc_base,
+                        help="first pixel of SRC's VOC (default %(default)s)")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="show every finding, not three of each kind")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)

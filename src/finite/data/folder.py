@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from finite.data import coco, mindrecord, table, voc, yolo
+from finite.data import class_list, coco, mindrecord, table, voc, yolo
 from finite.data.index import Index, scan
 from finite.data.sample import ImageSet
 from finite.data.table_columns import WANTED
@@ -96,7 +96,7 @@ def open_index(root: Path | str) -> Index:
         rivals = [
             path for path in index.others if path.lower().endswith(tuple(e for _, ends, _ in _KINDS for e in ends))
         ]
-        keep = set(rivals if kind[0] == ".txt" else ()) | {name}
+        keep = set(rivals if kind[0] == ".txt" else filter(class_list.is_class_list, rivals)) | {name}
         index = Index(
             folder, index.images, [path for path in index.others if path in keep or path not in rivals], index.on_disk
         )

@@ -3,7 +3,7 @@
 Columns are found by name (case, blanks and punctuation ignored); a file without a header is read where its columns can
 be told by their content, and says so. Corners, left/top/width/height and centre forms are told by the names; numbers
 that are all fractions of one are fractions of the picture. A row with a picture's name and nothing else says that it
-holds no object.
+holds no object. Classes are ordered by a classes.csv where there is one, else by the alphabet.
 """
 
 import csv
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from finite.data import class_list
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import Box, NumberFault, number
 from finite.data.conventions import Convention
@@ -33,6 +34,7 @@ class _Row:
     box: list[str]
     size: list[str]
     split: str
+    ignore: bool
 
 
 @dataclass
@@ -77,6 +79,8 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     tables: list[_Table] = []
     faults: list[Finding] = []
     for path in index.with_suffix(".csv", ".tsv"):
+        if class_list.is_class_list(path) and not looks_like(index, path):
+            continue
         table = _open_table(index, path, findings, faults)
         if table is not None:
             tables.append(table)
@@ -105,7 +109,9 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     missing_labels(index, mentioned, findings)
     merged = _one_per_image(raws, findings)
     normalised = _are_fractions([obj.values for raw in merged for obj in raw.objects])
-    image_set = assemble(index, "csv", merged, Convention(tables[0].form if tables else "xyxy", normalised), findings)
+    convention = Convention(tables[0].form if tables else "xyxy", normalised)
+    image_set = assemble(index, "csv", merged, convention, findings)
+    class_list.apply(image_set, index, class_list.CLASSES_CSV)
     if len(forms) > 1:
         image_set.splits = {"all": []}
     return image_set
@@ -183,6 +189,7 @@ def _row(line: int, cells: list[str], columns: Columns) -> _Row:
         box,
         [cell(i) for i in columns.size or ()],
         cell(columns.split),
+        cell(columns.ignore).strip().lower() in ("1", "true", "yes"),
     )
 
 
@@ -224,7 +231,8 @@ def _read_rows(
         if values is None:
             raw.lost += 1
         else:
-            raw.objects.append(RawObject("object" if row.label is None else row.label, values, line=row.line))
+            label = "object" if row.label is None else row.label
+            raw.objects.append(RawObject(label, values, line=row.line, ignore=row.ignore))
     for name, lines in unknown.items():
         if index.find(name, table.path, split_of_file):
             continue  # ambiguous, said above

@@ -50,6 +50,7 @@ _LABEL = (
     "type",
 )
 _SPLIT = ("split", "set", "subset", "usage", "dataset", "mlusage")
+_IGNORE = ("difficult", "iscrowd", "isgroupof", "ignore")
 _BOX_TEXT = ("bbox", "box", "boundingbox")
 _BOXES = (
     ("xyxy", ("xmin", "ymin", "xmax", "ymax")),
@@ -96,6 +97,7 @@ class Columns:
     form: str
     size: tuple[int, int] | None = None
     split: int | None = None
+    ignore: int | None = None
 
 
 def _plain(name: str) -> str:
@@ -124,7 +126,8 @@ def columns_of(header: list[str]) -> Columns | None:
         ),
         None,
     )
-    return Columns(image, label, box[1], box[0], size, next((where[name] for name in _SPLIT if name in where), None))
+    split, ignore = (next((where[n] for n in names if n in where), None) for names in (_SPLIT, _IGNORE))
+    return Columns(image, label, box[1], box[0], size, split, ignore)
 
 
 def _columns_by_content(row: list[str]) -> Columns | None:

@@ -2,6 +2,7 @@
 
 The picture of an annotation is found by the annotation's own stem first, then by the <filename> written in it; <path>
 is ignored, it belongs to another machine. Only an <object>'s own <bndbox> counts: those inside <part> are body parts.
+Classes are ordered by a labelmap.txt where there is one, else by the alphabet.
 """
 
 import re
@@ -12,6 +13,7 @@ from xml.etree.ElementTree import Element, ParseError
 from defusedxml import ElementTree
 from defusedxml.common import DefusedXmlException
 
+from finite.data import class_list
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import NumberFault, number
 from finite.data.conventions import Convention
@@ -53,7 +55,9 @@ def read(root: Path, voc_base: int = 1, index: Index | None = None) -> ImageSet:
     spoken_of = set(raws) | {image for file in index.with_suffix(".xml") for image in index.same_stem(file)}
     missing_labels(index, spoken_of, findings)
     convention = Convention("xyxy", base=voc_base, counts_from=voc_base)
-    return assemble(index, "voc", list(raws.values()), convention, findings, folder_splits=not has_lists)
+    image_set = assemble(index, "voc", list(raws.values()), convention, findings, folder_splits=not has_lists)
+    class_list.apply(image_set, index, class_list.LABELMAP)
+    return image_set
 
 
 def parse_xml(path: Path) -> tuple[Element, list[tuple[str, str, str]]]:
