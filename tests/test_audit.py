@@ -78,11 +78,12 @@ def test_copies_are_found_by_content_and_a_leak_is_said_first(tmp_path):
 
 def test_objects_below_a_pixel_at_the_networks_size_are_set_aside(root):
     picture(root / "0.jpg", (800, 600))
-    voc(root / "0.xml", voc_object((101, 101, 500, 104)), voc_object((101, 101, 500, 300)), size=(800, 600))
+    dot, line, large = (101, 101, 107, 108), (101, 101, 500, 104), (101, 101, 500, 300)
+    voc(root / "0.xml", *map(voc_object, (dot, line, large)), size=(800, 600))
     assert check(root).findings == []
     found = check(root, image_size=96)
     assert said(found.findings) == [("too_small", "drop_object")] and found.findings[0].object == 1
-    assert len(boxes(found.image_set)["0.jpg"]) == 1
+    assert len(boxes(found.image_set)["0.jpg"]) == 2  # the line is half a pixel high, but covers 23
 
 
 @pytest.mark.parametrize(

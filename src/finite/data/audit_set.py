@@ -19,6 +19,7 @@ from finite.data.sample import Finding, ImageRecord, ImageSet
 TARGETS = ("center_x", "center_y", "width", "height")
 _FAR = 10.0  # standard deviations: a target so far from the mean is worth a look
 _CONSTANT = 1e-3  # px
+_LISTED = 50  # unused classes with a finding each
 _CROWD = 30  # so many names that differ in one letter differ on purpose
 
 Splits = Mapping[str, Sequence[ImageRecord]]
@@ -64,22 +65,25 @@ def class_findings(image_set: ImageSet, counts: Counter[str]) -> list[Finding]:
                 )
             )
     only = {
-        obj.label: record
+        obj.label: (record, obj)
         for records in image_set.splits.values()
         for record in records
         for obj in record.objects
         if counts[obj.label] == 1 and not obj.ignore
     }
+    unused = [name for name in image_set.classes if not counts[name]]
+    if len(unused) > _LISTED:
+        shown = ", ".join(map(repr, unused[:10]))
+        reason = f"{len(unused)} of {len(image_set.classes)} classes are defined but never occur: {shown} ..."
+        findings.append(Finding("unused_class", "note", reason, value=str(len(unused))))
     for name in image_set.classes:
-        if counts[name] == 0:
+        if counts[name] == 0 and len(unused) <= _LISTED:
             findings.append(Finding("unused_class", "note", f"{name!r} is defined but never occurs", value=name))
         elif counts[name] == 1:
-            record = only[name]
-            findings.append(
-                Finding(
-                    "rare_class", "note", f"{name!r} has a single sample", record.source, value=name, image=record.id
-                )
-            )
+            record, obj = only[name]
+            place = _place(obj.source, record)
+            reason = f"{name!r} has a single sample"
+            findings.append(Finding("rare_class", "note", reason, *place, name, record.id, obj.box))
     if len(used) == 1:
         findings.append(
             Finding(
@@ -154,11 +158,12 @@ def one_slip(a: str, b: str) -> bool:
 
 
 def shrunk_findings(records: Sequence[ImageRecord], size: int, findings: list[Finding]) -> list[ImageRecord]:
-    """The records without objects that are smaller than a pixel once the picture is `size` pixels large."""
+    """The records without objects that cover less than a pixel once the picture is `size` pixels large. (A long thin one
+    may be under a pixel high: it is still to be seen.)"""
     kept = []
     for record in records:
         scale = size / max(record.width, record.height)
-        small = [obj for obj in record.objects if _short_side(obj.box) * scale < 1 and not obj.ignore]
+        small = [obj for obj in record.objects if _area(obj.box) * scale**2 < 1 and not obj.ignore]
         for obj in small:
             file, line, number = _place(obj.source, record)
             wide, high = (obj.box[2] - obj.box[0]) * scale, (obj.box[3] - obj.box[1]) * scale
@@ -182,8 +187,8 @@ def shrunk_findings(records: Sequence[ImageRecord], size: int, findings: list[Fi
     return kept
 
 
-def _short_side(box: Sequence[float]) -> float:
-    return min(box[2] - box[0], box[3] - box[1])
+def _area(box: Sequence[float]) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
 
 
 def _place(source: str, record: ImageRecord) -> tuple[str, int | None, int | None]:

@@ -33,6 +33,7 @@ _SPLITS = {
 }
 _BATCH = 512
 _MANY = 8  # pictures of one name
+_FOREIGN = (".heic", ".heif", ".avif", ".jxl", ".psd", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".svg", ".eps", ".dcm")
 _WORD = re.compile(r"[a-z]+")
 _UNDECODED = re.compile("[\udc80-\udcff]")  # how Python shows bytes of a file name that are not UTF-8
 
@@ -57,6 +58,14 @@ def parts(name: str) -> list[str]:
     """The parts of a path written on any system, without drive, root, "." and ".."."""
     name = re.sub(r"^(file:/*|[A-Za-z]:)", "", name.strip())
     return [part for part in re.split(r"[\\/]+", name) if part not in ("", ".", "..")]
+
+
+def absent(index: "Index", *names: str) -> tuple[str, str] | None:
+    """(kind, reason) where a picture of one of these names is there, but of a kind that is not read; None else."""
+    for name in names:
+        if name and (path := index.foreign(name)):
+            return "unreadable_image", f"{path} is of a kind that is not read: convert it to JPEG or PNG"
+    return None
 
 
 def escapes(name: str) -> bool:
@@ -94,6 +103,7 @@ class Index:
     packed: dict[str, Packed] = field(default_factory=dict, repr=False)
     _by_stem: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
     _by_place: dict[tuple[str, str], list[str]] = field(default_factory=lambda: defaultdict(list), repr=False)
+    _foreign: dict[str, str] | None = field(default=None, repr=False)
     _found: dict[tuple[str, str, str | None], list[str]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,6 +112,16 @@ class Index:
         for key, namesakes in self._by_stem.items():
             for path in namesakes if len(namesakes) > _MANY else ():
                 self._by_place[key, fold(PurePosixPath(path).parent.name)].append(path)
+
+    def foreign(self, name: str = "") -> str | None:
+        """A picture of a kind that is not read, of this name (any, without one)."""
+        if self._foreign is None:
+            self._foreign = {}
+            for path in self.others:
+                if path.lower().endswith(_FOREIGN):
+                    self._foreign.setdefault(fold(os.path.splitext(basename(path))[0]), path)
+        key = fold(os.path.splitext(basename(name))[0]) if name else next(iter(self._foreign), "")
+        return self._foreign.get(key)
 
     def with_suffix(self, *suffixes: str) -> list[str]:
         return [path for path in self.others if path.lower().endswith(suffixes)]

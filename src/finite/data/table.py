@@ -18,7 +18,7 @@ from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import Box, NumberFault, number
 from finite.data.conventions import Convention
 from finite.data.images import SUFFIXES
-from finite.data.index import Index, escapes, fold, scan, split_of_folders, split_of_word, stem
+from finite.data.index import Index, absent, escapes, fold, scan, split_of_folders, split_of_word, stem
 from finite.data.sample import Finding, ImageSet
 from finite.data.table_columns import WANTED, Columns, cells_of, find_columns
 from finite.data.text import Text, TextError, read_text
@@ -163,7 +163,8 @@ def _open_table(index: Index, path: str, findings: list[Finding], faults: list[F
                 "bad_header",
                 "fix",
                 f"no header: columns told by their content as picture {columns.image + 1}, "
-                f"box {', '.join(str(i + 1) for i in columns.box)} (left, top, right, bottom)",
+                f"box {', '.join(str(i + 1) for i in columns.box)} (left, top, right, bottom)"
+                + ("" if columns.label is None else f", class {columns.label + 1}"),
                 path,
                 1,
             )
@@ -236,12 +237,15 @@ def _read_rows(
     for name, lines in unknown.items():
         if index.find(name, table.path, split_of_file):
             continue  # ambiguous, said above
-        kind = "path_escape" if escapes(name) else "missing_image"
+        kind, reason = absent(index, name) or (
+            "path_escape" if escapes(name) else "missing_image",
+            "the picture is not there",
+        )
         findings.append(
             Finding(
                 kind,
                 "drop_image",
-                f"the picture is not there ({len(lines)} rows)",
+                f"{reason} ({len(lines)} rows)",
                 table.path,
                 lines[0],
                 value=name[:100],

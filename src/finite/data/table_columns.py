@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from finite.data.boxes import NumberFault, number
 from finite.data.images import SUFFIXES
@@ -83,6 +84,7 @@ _SIZES = (
     ("imagew", "imageh"),
     ("width", "height"),
 )
+_SEPARATORS = (",", ";", "\t", "|")
 _LONGEST = 20  # lines that one row may span
 WANTED = "wanted columns: image (or filename), label (or class), xmin, ymin, xmax, ymax"
 
@@ -131,10 +133,13 @@ def columns_of(header: list[str]) -> Columns | None:
 
 
 def _columns_by_content(row: list[str]) -> Columns | None:
-    """The columns of a table without a header: one picture's name, four numbers, at most one other text."""
+    """The columns of a table without a header: one picture's name, four numbers, at most one other text. A fifth number
+    is the class where it is whole and stands last."""
     names = [i for i, cell in enumerate(row) if os.path.splitext(cell.strip())[1].lower() in SUFFIXES]
     numbers = [i for i, cell in enumerate(row) if _is_number(cell)]
     rest = [i for i in range(len(row)) if i not in names and i not in numbers and row[i].strip()]
+    if len(numbers) == 5 and not rest and numbers[-1] == len(row) - 1 and row[-1].strip().isdecimal():
+        rest = [numbers.pop()]
     if len(names) != 1 or len(numbers) != 4 or len(rest) > 1:
         return None
     return Columns(names[0], rest[0] if rest else None, tuple(numbers), "xyxy")
@@ -146,12 +151,16 @@ def find_columns(index: Index, text: str) -> tuple[Columns | None, str, int, boo
     skip = 0
     while skip < len(lines) and _is_preamble(index, lines[skip]):
         skip += 1
-    for has_header, told in ((True, columns_of), (False, _columns_by_content)):
-        for separator in (",", ";", "\t", "|"):
-            cells = next(cells_of(lines[skip], separator), (0, []))[1] if skip < len(lines) else []
-            columns = told(cells)
+    for separator in _SEPARATORS:
+        cells = next(cells_of(lines[skip], separator), (0, []))[1] if skip < len(lines) else []
+        columns = columns_of(cells)
+        if columns is not None:
+            return columns, separator, skip + 1, True
+    for line in lines[skip:]:  # the first rows may be of pictures without objects
+        for separator in _SEPARATORS:
+            columns = _columns_by_content(next(cells_of(line, separator), (0, []))[1])
             if columns is not None:
-                return columns, separator, skip + has_header, has_header
+                return columns, separator, skip, False
     return None, ",", skip, False
 
 
@@ -165,8 +174,8 @@ def _is_preamble(index: Index, line: str) -> bool:
 def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells) of each row, by the csv module.
 
-    A quoted cell may hold line ends. But where such a row has not as many cells as the first one, its quote was never
-    closed and has swallowed the lines that follow: then the line is taken alone, its quotes as they stand.
+    A quoted cell may hold line ends. But where such a row has not as many cells as the first one, or its later lines
+    have as many alone, its quote was never closed: then the line is taken alone, its quotes as they stand.
     """
     source, waiting, taken = io.StringIO(text, newline=""), deque(), []
 
@@ -186,7 +195,7 @@ def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
             if len(taken) == 1:
                 raise
             row = None
-        if len(taken) > 1 and (row is None or width not in (None, len(row))):
+        if len(taken) > 1 and (row is None or width not in (None, len(row)) or _are_rows(taken[1:], width, options)):
             waiting.extendleft(reversed(taken[1:]))
             del taken[1:]
             row = next(csv.reader(taken, quoting=csv.QUOTE_NONE, **options))
@@ -197,6 +206,11 @@ def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
         yield position, row
         position += len(taken)
         taken.clear()
+
+
+def _are_rows(lines: list[str], width: int | None, options: dict[str, Any]) -> bool:
+    """Whether one of the lines is a row of its own, as wide as the first one of the table."""
+    return any(len(next(csv.reader([line], quoting=csv.QUOTE_NONE, **options))) == width for line in lines)
 
 
 def _is_number(cell: str) -> bool:

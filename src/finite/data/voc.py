@@ -17,7 +17,7 @@ from finite.data import class_list
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import NumberFault, number
 from finite.data.conventions import Convention
-from finite.data.index import Index, basename, escapes, fold, scan, stem
+from finite.data.index import Index, absent, basename, escapes, fold, scan, stem
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, decode, read_bytes, read_text
 
@@ -27,6 +27,7 @@ _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _ENCODING = re.compile(rb"""<\?xml[^>]*encoding\s*=\s*["']([A-Za-z0-9._-]+)""")
 _BARE_DOCTYPE = re.compile(r"<!DOCTYPE\s+[\w.:-]+\s*>")
 _BARE_AMPERSAND = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)")
+_MAIN = "imagesets/main"
 _LISTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
@@ -134,7 +135,9 @@ def _find_image(index: Index, file: str, filename: str, say) -> str | None:
         say("ambiguous_image", "drop_file", f"more than one picture fits: {', '.join(found[:3])}", value=filename)
         return None
     if not found:
-        if escapes(filename):
+        if other := absent(index, file, filename):
+            say(other[0], "drop_file", other[1], value=filename)
+        elif escapes(filename):
             say(
                 "path_escape",
                 "drop_file",
@@ -190,6 +193,10 @@ def _apply_lists(index: Index, raws: dict[str, RawImage], findings: list[Finding
         folders, name = file.split("/")[:-1], stem(file).lower()
         if "imagesets" in (folder.lower() for folder in folders) and name in (*_LISTS, "trainval"):
             lists.setdefault(name, []).append(file)
+    main = {
+        name: kept for name, files in lists.items() if (kept := [f for f in files if f"/{_MAIN}/" in f"/{f.lower()}"])
+    }
+    lists = main or lists  # those of Segmentation and Layout divide other pictures otherwise
     if "train" in lists:
         lists.pop("trainval", None)  # the union of the other two
     by_stem: dict[str, list[str]] = {}

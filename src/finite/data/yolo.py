@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import Box, NumberFault, number
 from finite.data.conventions import Convention, classes_from_one
-from finite.data.index import Index, fold, scan
+from finite.data.index import Index, absent, fold, scan
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, read_text
 from finite.data.yolo_layout import Layout, read_layout
@@ -115,7 +115,8 @@ def _image_of(index: Index, file: str, ambiguous: set[str], findings: list[Findi
             Finding("ambiguous_image", "drop_file", f"more than one picture fits: {', '.join(found[:3])}", file)
         )
     elif not found:
-        findings.append(Finding("missing_image", "drop_file", "its picture is not there", file))
+        kind, reason = absent(index, file) or ("missing_image", "its picture is not there")
+        findings.append(Finding(kind, "drop_file", reason, file))
     return found[0] if len(found) == 1 else None
 
 
