@@ -4,7 +4,7 @@
     python tests/fuzz.py --kinds coco --start 4711 --count 1    one input again
 
 Each input is a pure function of its number. Fails on any exception but UserError, on an input that takes longer than
-LIMIT seconds, on anything written below the data, and on more memory than ROOM.
+LIMIT seconds of processor time, on anything written below the data, and on more memory than ROOM.
 """
 
 import argparse
@@ -34,9 +34,10 @@ from finite.errors import UserError  # noqa: E402
 
 KINDS = ("voc", "coco", "yolo", "csv", "images")
 ENDINGS = ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm", "tga", "jp2")
-LIMIT = 10  # seconds for one input
+LIMIT, HANG = 10, 120  # seconds for one input: of processor time (others may use the machine), and in all
 ROOM = 3 << 30  # bytes of address space more than the process had at its start
 SHOWN = 20  # every so many inputs, table, page and JSON are made too
+GROWN = 50  # every so many inputs are large
 
 
 @dataclass
@@ -57,13 +58,16 @@ class TooSlow(BaseException):
 def annotations(root: Path, kind: str, number: int) -> bool:
     """One damaged set through the audit; whether any object of it is usable."""
     written = files(kind, random.Random(number))
+    if number % GROWN == 0:
+        rng = random.Random(number)
+        written = {name: grown(data, rng) for name, data in written.items()}
     for name, data in written.items():
         (root / name).write_bytes(data)
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
     try:
         audit = check(root, kind, image_size=64, batch_size=2)
         if number % SHOWN == 0:
-            audit_show.show(audit, Console(file=io.StringIO(), width=160), every=True)
+            audit_show.show(audit, Console(file=io.StringIO(), width=160), every=number % GROWN != 0)
             audit_show.document(audit)
             audit_page.page(audit).encode("utf-8")
         return audit.usable
@@ -75,6 +79,13 @@ def annotations(root: Path, kind: str, number: int) -> bool:
             (root / name).unlink()
         after = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
         assert after.keys() == before.keys() - {root / name for name in written}, "something was written or removed"
+
+
+def grown(data: bytes, rng: random.Random) -> bytes:
+    """The file with a piece of it repeated to some hundred kilobytes: what takes time by the square shows."""
+    start = rng.randint(0, len(data))
+    piece = data[start : start + rng.choice((1, 2, 7, 30, len(data)))] or b"\n"
+    return data[:start] + piece * (rng.choice((50_000, 300_000)) // len(piece)) + data[start:]
 
 
 def damaged_picture(blobs: list[bytes], number: int) -> bytes:
@@ -111,6 +122,7 @@ def run(kind: str, start: int, count: int) -> Tally:
         raise TooSlow
 
     signal.signal(signal.SIGALRM, alarm)
+    signal.signal(signal.SIGPROF, alarm)
     tally = Tally()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -128,13 +140,15 @@ def run(kind: str, start: int, count: int) -> Tally:
             once = lambda number: annotations(root, kind, number)  # noqa: E731
         for number in range(start, start + count):
             began = time.process_time()
-            signal.setitimer(signal.ITIMER_REAL, LIMIT)
+            signal.setitimer(signal.ITIMER_PROF, LIMIT)
+            signal.setitimer(signal.ITIMER_REAL, HANG)
             try:
                 tally.usable += once(number)
             except TooSlow:
-                tally.failures.append(f"{kind} {number}: over {LIMIT} s")
+                tally.failures.append(f"{kind} {number}: over {LIMIT} s of processor time, or {HANG} s in all")
             except Exception:
                 tally.failures.append(f"{kind} {number}: {traceback.format_exc()}")
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             seconds = time.process_time() - began
             if seconds > tally.slowest:

@@ -24,6 +24,7 @@ _COLOURS = {
     "note": "dim",
 }
 _EXAMPLES = 3
+_CLASSES = 100  # lines of the table of classes
 
 
 def document(audit: Audit) -> dict[str, Any]:
@@ -157,10 +158,12 @@ def _classes(audit: Audit) -> Table:
         for record in records:
             for obj in record.objects:
                 counts[split][obj.label] += not obj.ignore
-    for position, (name, total) in enumerate(audit.classes.items()):
+    for position, (name, total) in islice(enumerate(audit.classes.items()), _CLASSES):
         number = audit.image_set.class_ids.get(name)
         shown = f"{position}" if number in (None, position) else f"{position} (file: {number})"
         table.add_row(escape(printable(name)), shown, *(str(counts[split][name]) for split in splits), str(total))
+    if len(audit.classes) > _CLASSES:
+        table.add_row(f"and {len(audit.classes) - _CLASSES} more: --json FILE writes them down", style="dim")
     table.add_row(
         "images",
         "",

@@ -130,9 +130,15 @@ class Index:
         return self.packed.get(relative) or self.root / self.on_disk.get(relative, relative)
 
     def same_stem(self, name: str) -> list[str]:
-        """The pictures whose stem is that of `name`, written plainly or with %20 and the like."""
+        """The pictures whose stem is that of `name`, written plainly, with %20 and the like, or with the picture's ending
+        in front of the annotation's."""
         found = self._by_stem.get(fold(stem(name)), [])
-        return found or (self._by_stem.get(fold(stem(unquote(name))), []) if "%" in name else [])
+        if not found and "%" in name:
+            found = self._by_stem.get(fold(stem(unquote(name))), [])
+        if not found and stem(stem(name)) != stem(name):  # "a.jpg.txt" speaks of a.jpg
+            found = self._by_stem.get(fold(stem(stem(name))), [])
+            found = [path for path in found if fold(basename(path)) == fold(stem(name))] or found
+        return found
 
     def find(self, name: str, near: str, split: str | None = None) -> list[str]:
         """The pictures that fit `name` best: one, none, or several where nothing tells them apart.
