@@ -109,7 +109,7 @@ def _plain(name: str) -> str:
 def columns_of(header: list[str]) -> Columns | None:
     """The columns by their names; None where picture or box cannot be told."""
     plain = [_plain(name) for name in header]
-    where = {name: plain.index(name) for name in plain}
+    where = {name: position for position, name in reversed(list(enumerate(plain)))}  # of equal names the first
     box = next(
         ((form, tuple(where[name] for name in names)) for form, names in _BOXES if all(n in where for n in names)), None
     )
@@ -137,10 +137,12 @@ def _columns_by_content(row: list[str]) -> Columns | None:
     is the class where it is whole and stands last."""
     names = [i for i, cell in enumerate(row) if os.path.splitext(cell.strip())[1].lower() in SUFFIXES]
     numbers = [i for i, cell in enumerate(row) if _is_number(cell)]
+    if len(names) != 1 or len(numbers) not in (4, 5):
+        return None
     rest = [i for i in range(len(row)) if i not in names and i not in numbers and row[i].strip()]
     if len(numbers) == 5 and not rest and numbers[-1] == len(row) - 1 and row[-1].strip().isdecimal():
         rest = [numbers.pop()]
-    if len(names) != 1 or len(numbers) != 4 or len(rest) > 1:
+    if len(numbers) != 4 or len(rest) > 1:
         return None
     return Columns(names[0], rest[0] if rest else None, tuple(numbers), "xyxy")
 
