@@ -132,7 +132,8 @@ def test_a_quote_that_is_never_closed_costs_its_own_line_alone(root, broken):
 
 
 def test_a_cell_of_several_lines_is_one_cell(root):
-    found = table(root, "image,remark,label,xmin,ymin,xmax,ymax\n" + 'a.jpg,"two\nlines; of 5",cat,10,5,30,20\n' + "a.jpg,,dog,1,2,9,9\n")
+    rows = 'a.jpg,"two\nlines; of 5",cat,10,5,30,20\na.jpg,,dog,1,2,9,9\n'
+    found = table(root, "image,remark,label,xmin,ymin,xmax,ymax\n" + rows)
     assert boxes(found)["pics/a.jpg"] == [BOX, ("dog", 1.0, 2.0, 9.0, 9.0)]
 
 
