@@ -276,7 +276,8 @@ def _read_annotations(annotations: list, by_id: dict[Any, RawImage], gone: set, 
         if raw is None:
             if image_id not in gone:
                 said = _short(entry.get("image_id"))
-                say("missing_image", "drop_object", f"{called} belongs to image id {said}, which is not listed", obj=key, value=said)
+                reason = f"{called} belongs to image id {said}, which is not listed"
+                say("missing_image", "drop_object", reason, obj=key, value=said)
             continue
         if given in seen and given is not None:
             same = seen[given] == entry
