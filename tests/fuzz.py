@@ -25,7 +25,7 @@ from fuzzing import damaged, files  # noqa: E402
 from rich.console import Console  # noqa: E402
 from small_sets import picture, turned  # noqa: E402
 
-from finite.data import audit_page, audit_show  # noqa: E402
+from finite.data import assemble, audit_page, audit_pictures, audit_show  # noqa: E402
 from finite.data.audit import check  # noqa: E402
 from finite.data.audit_pictures import look  # noqa: E402
 from finite.data.images import ImageError, read_header  # noqa: E402
@@ -49,6 +49,21 @@ class Tally:
     slowest: float = 0.0
     slowest_input: int = -1
     failures: list[str] = field(default_factory=list)
+
+
+class Serial:
+    """In place of a pool of threads, whose start would take longer than all the rest of a small input."""
+
+    def __init__(self, threads: int):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    map = staticmethod(map)
 
 
 class TooSlow(BaseException):
@@ -165,6 +180,7 @@ def main() -> int:
     options = parser.parse_args()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
+    assemble.ThreadPoolExecutor = audit_pictures.ThreadPoolExecutor = Serial
     failed = False
     for kind in options.kinds:
         tally = run(kind, options.start, options.count)
