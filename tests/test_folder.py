@@ -119,6 +119,11 @@ def test_annotations_of_another_format_that_are_not_read_are_said(tmp_path):
     assert found.format == "coco" and ("other_format", "note") in said(found)
     assert "data.format=voc" in next(f.reason for f in found.findings if f.kind == "other_format")
     assert ("other_format", "note") not in said(read_folder(tmp_path, "voc"))
+    (tmp_path / "old.json").unlink()
+    (tmp_path / "data.yaml").write_text("names: [cat]\n")
+    assert said(read_folder(tmp_path)) == []
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.2")
+    assert ("other_format", "note") in said(read_folder(tmp_path))
 
 
 def test_pictures_of_a_kind_that_is_not_read_are_named_where_there_are_no_others(tmp_path):

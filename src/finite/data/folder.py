@@ -36,8 +36,8 @@ def detect(index: Index) -> list[str]:
         "csv": lambda: any(table.looks_like(index, path) for path in index.with_suffix(".csv", ".tsv")),
     }
     found = [name for name, fits in looks.items() if fits()]
-    if found:
-        return found if found[0] != "mindrecord" else found[:1]
+    if found:  # a data.yaml alone, which many tools leave beside other formats, is no second set of annotations
+        return found[:1] + [name for name in found[1:] if name != "yolo" or yolo.looks_like(index)]
     tables = index.with_suffix(".csv", ".tsv")
     if tables:
         raise UserError(f"{index.root / tables[0]}: columns cannot be told by name; {WANTED}")
