@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -89,3 +90,13 @@ def test_the_json_file_holds_the_agreed_document(root, call, tmp_path):
     document = json.loads((tmp_path / "o.json").read_text())
     assert document["boxes"]["0.jpg"][0] == ["cat", 2.0, 4.0, 20.0, 20.0] and document["findings"] == []
     assert (tmp_path / "o.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("usable", [True, False])
+def test_a_folder_whose_name_is_not_unicode_has_a_page_too(root, call, tmp_path, usable):
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    root.rename(odd)
+    for path in odd.glob("*.jpg"):
+        path.write_bytes(path.read_bytes() if usable else b"")
+    code, _, err = call(odd, "--html", tmp_path / "o.html", "--json", tmp_path / "o.json", "--cache", tmp_path / "o")
+    assert code == (0 if usable else 2) and err == "" and "caf" in (tmp_path / "o.html").read_text("utf-8")

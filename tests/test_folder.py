@@ -149,3 +149,13 @@ def test_many_pictures_of_one_name_are_found_in_no_time(tmp_path):
     assert len(index.find("0001.jpg", "labels.csv")) == 20_000 == len(index.find("0001.jpg", "labels.csv"))
     assert index.find("elsewhere/scan7/0001.png", "scan3/x.xml") == ["scan7/0001.jpg"]
     assert time.process_time() - began < 5
+
+
+def test_a_json_that_only_looks_like_coco_does_not_hide_the_annotations(tmp_path):
+    picture(tmp_path / "a.jpg")
+    voc(tmp_path / "a.xml", voc_object((11, 6, 30, 20)))
+    (tmp_path / "settings.json").write_text('{"images": "pics", "annotations": "xml"}')
+    found = read_folder(tmp_path)
+    assert found.format == "voc" and set(boxes(found)) == {"a.jpg"} and said(found) == []
+    coco(tmp_path / "real.json", ["a.jpg"], [(1, 1, [10, 5, 20, 15])])
+    assert ("unreadable_label", "note") in said(read_folder(tmp_path))

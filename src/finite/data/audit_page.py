@@ -16,6 +16,7 @@ from finite.data.audit import Audit
 from finite.data.audit_show import groups, place
 from finite.data.images import ImageError, open_rgb
 from finite.data.sample import Finding, ImageRecord
+from finite.data.text import printable
 
 _THUMB = 220  # px, longer side of a thumbnail
 _PER_GROUP = 12  # thumbnails of one kind of finding
@@ -40,8 +41,10 @@ th,figcaption,.note{color:#9aa5b4}
 def page(audit: Audit) -> str:
     """The page as HTML text."""
     records = {record.id: record for members in audit.image_set.splits.values() for record in members}
-    name = escape(audit.image_set.root.name or str(audit.image_set.root))
-    verdict = "can be trained on" if audit.usable else f"cannot be trained on: {escape(audit.why_unusable())}"
+    name = escape(printable(audit.image_set.root.name or str(audit.image_set.root)))
+    verdict = "can be trained on"
+    if not audit.usable:
+        verdict = f"cannot be trained on: {escape(printable(audit.why_unusable()))}"
     boxes = _relative_boxes(records.values())
     negative = f", {audit.images_negative} more are said to hold nothing" if audit.images_negative else ""
     parts = [

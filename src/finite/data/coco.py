@@ -103,7 +103,7 @@ def looks_like(path: Path) -> bool:
 
 
 def _files(index: Index, findings: list[Finding]) -> list[_File]:
-    found = []
+    found, others = [], []
     for path in index.with_suffix(".json"):
         if not looks_like(index.path(path)):
             continue
@@ -115,11 +115,13 @@ def _files(index: Index, findings: list[Finding]) -> list[_File]:
         if code_page:
             findings.append(Finding("bad_encoding", "fix", f"is not UTF-8; read as {code_page}", path, value=code_page))
         if not isinstance(document, dict) or not isinstance(document.get("images"), list):
-            findings.append(Finding("unreadable_label", "drop_file", "has no list of images", path))
+            others.append(path)
             continue
         if not isinstance(document.get("annotations"), list):
             document["annotations"] = []
         found.append(_File(path, document, split_of_word(stem(path)) or split_of_folders(path)))
+    for path in others:  # a fault where it was to be the annotation, and just some other file where there is one
+        findings.append(Finding("unreadable_label", "note" if found else "drop_file", "has no list of images", path))
     named = [file for file in found if isinstance(file.document.get("categories"), list)]
     if named or not found:
         found = named  # captions and image lists have no categories

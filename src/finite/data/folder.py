@@ -62,8 +62,13 @@ def read_folder(root: Path | str, format: str = "auto", voc_base: int = 1) -> Im
 
 def read_index(index: Index, format: str = "auto", voc_base: int = 1) -> ImageSet:
     """`read_folder` of a folder that is indexed already."""
-    name, *others = detect(index) if format == "auto" else [format]
-    image_set = _read(index, name, voc_base)
+    names = detect(index) if format == "auto" else [format]
+    read = _read(index, names[0], voc_base)
+    image_set, others = read, names[1:]
+    while others and not any(read.splits.values()) and not any(f.action == "refuse" for f in read.findings):
+        read = _read(index, others.pop(0), voc_base)  # some other .json looked like COCO
+        if any(read.splits.values()):
+            image_set = read
     for other in others:
         reason = f"the folder holds {other} annotations too: not read, --format {other} (data.format={other}) reads them"
         image_set.findings.append(Finding("other_format", "note", reason, value=other))
