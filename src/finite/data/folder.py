@@ -63,16 +63,20 @@ def read_folder(root: Path | str, format: str = "auto", voc_base: int = 1) -> Im
 def read_index(index: Index, format: str = "auto", voc_base: int = 1) -> ImageSet:
     """`read_folder` of a folder that is indexed already."""
     names = detect(index) if format == "auto" else [format]
-    read = _read(index, names[0], voc_base)
-    image_set, others = read, names[1:]
-    while others and not any(read.splits.values()) and not any(f.action == "refuse" for f in read.findings):
-        read = _read(index, others.pop(0), voc_base)  # some other .json looked like COCO
-        if any(read.splits.values()):
-            image_set = read
+    first = image_set = _read(index, names[0], voc_base)
+    others = names[1:]
+    while others and not _speaks(image_set):  # some other .json looked like COCO
+        image_set = _read(index, others.pop(0), voc_base)
+    image_set = image_set if _speaks(image_set) else first
     for other in others:
         reason = f"the folder holds {other} annotations too: not read, --format {other} (data.format={other}) reads them"
         image_set.findings.append(Finding("other_format", "note", reason, value=other))
     return image_set
+
+
+def _speaks(image_set: ImageSet) -> bool:
+    """Whether a set has anything usable, or a question that must be answered first."""
+    return any(image_set.splits.values()) or any(finding.action == "refuse" for finding in image_set.findings)
 
 
 def _read(index: Index, name: str, voc_base: int) -> ImageSet:
