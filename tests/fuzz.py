@@ -37,7 +37,7 @@ ENDINGS = ("jpg", "png", "bmp", "gif", "webp", "tif", "ppm", "tga", "jp2")
 LIMIT, HANG = 10, 120  # seconds for one input: of processor time (others may use the machine), and in all
 ROOM = 3 << 30  # bytes of address space more than the process had at its start
 SHOWN = 20  # every so many inputs, table, page and JSON are made too
-GROWN = 50  # every so many inputs are large
+GROWN = 250  # every so many inputs are large
 
 
 @dataclass

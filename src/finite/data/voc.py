@@ -234,7 +234,8 @@ def _apply_list(
             continue
         images = by_stem.get(fold(stem(entry)))
         if images is None:  # "000005 -1": a class list's flag
-            entry = re.sub(r"\s+-?[01]$", "", entry)
+            *words, last = entry.split()
+            entry = entry[: -len(last)].rstrip() if words and last in ("-1", "0", "1") else entry
             images = by_stem.get(fold(stem(entry)))
         if images is None:
             if fold(stem(entry)) not in excused:
