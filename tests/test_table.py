@@ -132,9 +132,9 @@ def test_a_quote_that_is_never_closed_costs_its_own_line_alone(root, broken):
 
 
 def test_lines_that_a_quote_has_swallowed_are_seen_though_the_row_has_the_right_width(root):
-    row = 'a.jpg,"cat,1,2,9,9\n"b,c.jpg",cat,10,5,30,20\na.jpg,cat,10,5,30,20\na.jpg,"d ""q""",1,2,10,20\n'
-    found = table(root, HEADER + row)
-    assert len(boxes(found)["pics/a.jpg"]) == 3 and boxes(found)["pics/b,c.jpg"] == [BOX]
+    rows = 'a.jpg,"cat,1,2,9,9\na.jpg,cat,10,5,30,20\na.jpg,"d ""q""",1,2,10,20\n'
+    found = table(root, HEADER + rows)
+    assert [label for label, *_ in boxes(found)["pics/a.jpg"]] == ['"cat', "cat", 'd "q"']
 
 
 def test_a_cell_of_several_lines_is_one_cell(root):
