@@ -14,6 +14,7 @@ from finite import config as settings
 from finite.config import Config
 from finite.guard.policy import Guard
 from finite.monitor.history import History
+from finite.run import RunFolder
 from finite.tasks.detection.task import DetectionTask
 from finite.training.checkpoint import OPTIMIZER
 from finite.training.loop import Run, StageLoop
@@ -53,9 +54,12 @@ class OneEpoch:
         if self.loop is None:
             use_device(config)
             network = task.network()
-            run = Run(config, task, source, network, network, constants_of(network), Guard(config.guard),
-                      LossScale(False, config.training.loss_scale), History(self.folder / "history.jsonl"), Position(),
-                      EpochSums(), self.said.append)
+            run = Run(
+                config=config, folder=RunFolder(self.folder), task=task, source=source, network=network, computing=network,
+                constants=constants_of(network), guard=Guard(config.guard), history=History(self.folder / "history.jsonl"),
+                scale=LossScale(False, config.training.loss_scale), position=Position(), sums=EpochSums(),
+                say=self.said.append,
+            )  # fmt: skip
             self.loop = StageLoop(run, config.stages[0])
             self.start = collect(network, self.loop.optimizer)
         loop, run = self.loop, self.loop.run
