@@ -33,3 +33,11 @@ def shared() -> Path:
     if not (folder / "data").is_dir():
         pytest.skip("needs the real data in ../shared/data, which is not here")
     return folder
+
+
+@pytest.fixture(scope="session")
+def one_epoch(tmp_path_factory):
+    """Trains an epoch on any small set; compiled once for all tests. See tests/one_epoch.py."""
+    from one_epoch import OneEpoch
+
+    return OneEpoch(tmp_path_factory.mktemp("epochs"))

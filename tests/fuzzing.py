@@ -172,7 +172,8 @@ def files(kind: str, rng: random.Random) -> dict[str, bytes]:
     """Annotation files of a format, by relative path, for a folder that holds a.jpg and images/b.png."""
     if kind == "voc":
         listed = {"ImageSets/Main/train.txt": damaged(b"a\nb 1\n", rng)} if rng.random() < 0.3 else {}
-        return {"a.xml": damaged(VOC, rng), "images/b.xml": damaged(VOC, rng), **listed}
+        named = {"labelmap.txt": damaged(b"# label:::\ndog:1,2,3::\ncat:::\nemu:::\n", rng)} if rng.random() < 0.3 else {}
+        return {"a.xml": damaged(VOC, rng), "images/b.xml": damaged(VOC, rng), **listed, **named}
     if kind == "coco":
         return {
             "instances_train.json": damaged_json(rng),
@@ -186,5 +187,6 @@ def files(kind: str, rng: random.Random) -> dict[str, bytes]:
         return {"a.txt": damaged(YOLO, rng), "labels/b.txt": damaged(YOLO, rng), **names, **lists}
     return {
         "labels.csv": damaged(CSV, rng),
+        **({"classes.csv": damaged(b"dog,7\ncat,3\nemu,9\n", rng)} if rng.random() < 0.3 else {}),
         **({"more.tsv": damaged(CSV.replace(b",", b"\t"), rng)} if rng.random() < 0.2 else {}),
     }

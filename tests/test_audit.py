@@ -1,5 +1,8 @@
 import json
 import os
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -78,11 +81,12 @@ def test_copies_are_found_by_content_and_a_leak_is_said_first(tmp_path):
 
 def test_objects_below_a_pixel_at_the_networks_size_are_set_aside(root):
     picture(root / "0.jpg", (800, 600))
-    voc(root / "0.xml", voc_object((101, 101, 500, 104)), voc_object((101, 101, 500, 300)), size=(800, 600))
+    dot, line, large = (101, 101, 107, 108), (101, 101, 500, 104), (101, 101, 500, 300)
+    voc(root / "0.xml", *map(voc_object, (dot, line, large)), size=(800, 600))
     assert check(root).findings == []
     found = check(root, image_size=96)
     assert said(found.findings) == [("too_small", "drop_object")] and found.findings[0].object == 1
-    assert len(boxes(found.image_set)["0.jpg"]) == 1
+    assert len(boxes(found.image_set)["0.jpg"]) == 2  # the line is half a pixel high, but covers 23
 
 
 @pytest.mark.parametrize(
@@ -183,6 +187,47 @@ def test_an_unchanged_folder_is_remembered_and_only_changed_pictures_are_decoded
     assert not check(root, image_size=64, cache_path=cache).remembered and len(looked) == 7
     os.utime(root / "1.xml", (1, 1))
     assert not check(root, image_size=64, cache_path=cache).remembered
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign line", "other split"])
+def test_a_memory_that_is_damaged_inside_is_as_good_as_none(root, tmp_path, damage):
+    cache = tmp_path / "audit.json"
+    whole = check(root, cache_path=cache)
+    lines = cache.read_bytes().splitlines(keepends=True)
+    cut = {"cut": lines[:-1], "foreign line": [*lines[:-1], b"[1]\n"], "other split": [*lines[:-1], b'["x", []]\n']}
+    cache.write_bytes(b"".join(cut[damage]))
+    again = check(root, cache_path=cache)
+    assert not again.remembered and again.image_set.splits == whole.image_set.splits
+    assert check(root, cache_path=cache).remembered
+
+
+def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_together(root, monkeypatch):
+    at_once, most, lock = Counter(), Counter(), threading.Lock()
+    look = audit_pictures.look
+
+    def watched(index, image, stamp):
+        kind = "large" if image < "3" else "small"
+        with lock:
+            at_once[kind] += 1
+            most[kind] = max(most[kind], at_once[kind])
+        time.sleep(0.05)
+        with lock:
+            at_once[kind] -= 1
+        return look(index, image, stamp)
+
+    monkeypatch.setattr(audit_pictures, "look", watched)
+    monkeypatch.setattr(audit_pictures, "_LARGE", 1000)
+    index = audit.open_index(root)
+    sizes = {image: 1200 if image < "3" else 900 for image in index.images}
+    assert set(audit_pictures.decode_all(index, sizes, {}, {})) == set(index.images)
+    assert most["large"] == 1 and most["small"] > 1
+
+
+def test_many_unused_classes_are_one_finding(root):
+    (root / "labelmap.txt").write_text("cat:::\n" + "".join(f"class {i}:::\n" for i in range(300)))
+    found = check(root)
+    assert [f.value for f in found.findings if f.kind == "unused_class"] == ["300"]
+    assert "more: --json" in printed(found)
 
 
 @pytest.mark.parametrize(

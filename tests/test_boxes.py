@@ -1,4 +1,5 @@
 import math
+import time
 
 import numpy as np
 import pytest
@@ -96,3 +97,11 @@ def test_a_box_turns_with_its_pixels(orientation):
     if orientation > 1:
         image = image.transpose(images._TURNS[orientation])
     assert turn((7, 4, 30, 10), 40, 30, orientation) == image.getbbox()
+
+
+@pytest.mark.parametrize("text", ["9" * 300_000 + "x", "." * 300_000, "1" + " " * 300_000 + "x", "1e" + "9" * 300_000 + "-"])
+def test_a_long_text_that_is_no_number_takes_no_time(text):
+    began = time.process_time()
+    with pytest.raises(NumberFault):
+        number(text)
+    assert time.process_time() - began < 1

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_one_epoch import trained_well
 
 from finite.data.audit import check
 from finite.data.audit_show import document
 from finite.data.images import open_rgb
+from finite.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 MAKER = ROOT.parent / "shared" / "cases" / "make_cases.py"
@@ -174,3 +176,15 @@ def test_a_sample_left_alone_in_the_last_batch_is_said(cases):
         ]
 
     assert kinds(8).count("last_batch_of_one") == 1 and "last_batch_of_one" not in kinds(3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_on_what_is_usable_stays_finite(name, cases, one_epoch):
+    folder = cases / name
+    expect = json.loads((folder / "expected.json").read_text("utf-8"))["expect"]
+    if expect["exit"] == "error":
+        with pytest.raises(UserError):
+            one_epoch(folder / "data")
+        return
+    assert trained_well(one_epoch(folder / "data"), one_epoch)
+    assert digest(folder / "data") == expect["data_sha256"]

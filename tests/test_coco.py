@@ -4,6 +4,7 @@ import time
 import pytest
 from small_sets import boxes, coco, picture, said
 
+from finite.data import coco as module
 from finite.data.coco import read
 
 GOOD = (1, 1, [10, 5, 20, 15])
@@ -180,3 +181,41 @@ def test_forty_thousand_annotations_take_seconds(root):
     began = time.process_time()
     assert sum(map(len, boxes(read(root)).values())) == 40_000
     assert time.process_time() - began < 8
+
+
+def test_an_id_is_the_same_as_a_number_as_text_and_as_a_float(root):
+    path = coco(root / "a.json", [{"id": "1", "file_name": "a.jpg"}], [
+        {"id": 1, "image_id": 1, "category_id": "1", "bbox": [10, 5, 20, 15]},
+        {"id": "2", "image_id": 1.0, "category_id": 2.0, "bbox": ["10", "5", "20", "15"]},
+    ])  # fmt: skip
+    found = read(root)
+    assert [label for label, *_ in boxes(found)["images/a.jpg"]] == ["cat", "dog"] and path.exists()
+    assert [finding for finding in found.findings if finding.action != "note"] == []
+
+
+def test_files_that_number_the_classes_otherwise_are_each_read_by_their_own_list(root):
+    coco(root / "instances_train.json", ["a.jpg"], [GOOD], [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}])
+    coco(root / "instances_val.json", ["b.jpg"], [GOOD], [{"id": 1, "name": "dog"}, {"id": 2, "name": "cat"}])
+    found = read(root)
+    assert boxes(found)["images/a.jpg"][0][0] == "cat" and boxes(found)["images/b.jpg"][0][0] == "dog"
+    assert found.classes == ["cat", "dog"] and found.class_ids == {} and ("duplicate_id", "note") in said(found)
+
+
+def test_a_file_without_categories_calls_its_classes_by_number(root):
+    path = coco(root / "a.json", ["a.jpg", "b.jpg"], [(1, 30, [10, 5, 20, 15]), (2, 4, [10, 5, 20, 15])])
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "categories"}))
+    found = read(root)
+    assert found.classes == ["4", "30"] and ("unknown_class", "note") in said(found)
+
+
+def test_many_pictures_of_one_id_make_short_findings(root):
+    coco(root / "a.json", [{"id": 0, "file_name": f"{i}.jpg"} for i in range(300)], [])
+    assert max(len(finding.reason) for finding in read(root).findings) < 200
+
+
+def test_masks_are_let_go_and_what_is_read_stays(root):
+    mask = {"counts": [1] * 1000, "size": [30, 40]}
+    coco(root / "a.json", ["a.jpg"], [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 5, 20, 15],
+                                       "segmentation": mask, "iscrowd": 0}])  # fmt: skip
+    document, _ = module.load_json(root / "a.json")
+    assert "segmentation" not in document["annotations"][0] and boxes(read(root))["images/a.jpg"] == [BOX]

@@ -1,4 +1,5 @@
 import random
+from collections import Counter
 
 import pytest
 
@@ -49,9 +50,9 @@ def test_single_bad_boxes_and_boxes_without_area_are_no_mixup():
 
 
 def test_class_numbers_from_one_are_told_from_a_slip():
-    assert classes_from_one([1, 2, 3, 2], 3, None) is not None
-    assert classes_from_one([0, 1, 3, 2], 3, None) is None and classes_from_one([1, 2, 2, 1], 3, None) is None
-    assert classes_from_one([1, 2, 3, 4], 3, None) is None
+    assert classes_from_one(Counter([1, 2, 3, 2]), 3, None) is not None
+    for numbers in ([0, 1, 3, 2], [1, 2, 2, 1], [1, 2, 3, 4]):
+        assert classes_from_one(Counter(numbers), 3, None) is None
 
 
 @pytest.mark.parametrize(

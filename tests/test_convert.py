@@ -20,7 +20,8 @@ from finite.data.images import open_rgb, read_header
 from finite.errors import UserError
 
 TEXT = ("voc", "coco", "yolo", "csv")
-UNMARKED = ("yolo", "csv")  # formats that cannot mark an object as one to be ignored
+UNMARKED = ("yolo",)  # formats that cannot mark an object as one to be ignored
+NUMBERED = ("coco", "csv", "mindrecord")  # formats with class numbers of any kind
 CLASSES = ("traffic light", "Käse, alt", "no", "12", "犬 & <cat>", "b'\"c")
 SPLIT_FILES = {"all": "instances", "train": "instances_train", "validation": "instances_val", "test": "instances_test"}
 CAT = ("cat", 10.0, 5.0, 30.0, 20.0)
@@ -128,6 +129,10 @@ def round_trip(drawn, *chain: str) -> None:
         for number, to in enumerate(chain):
             convert(root / str(number), root / str(number + 1), to)
         assert_same(root / str(len(chain)), wanted, not set(chain) & set(UNMARKED))
+        found = read_folder(root / str(len(chain)))
+        assert found.classes == list(CLASSES)  # in this order, with those that never occur
+        if set(chain) <= set(NUMBERED):
+            assert found.class_ids == {name: 5 + 2 * i for i, name in enumerate(CLASSES)}
         assert files(root / "0") == before
         listed = [to in ("coco", "yolo", "mindrecord") for to in chain]
         if all(listed):
@@ -186,12 +191,30 @@ def test_ids_negatives_and_boxes_of_one_pixel_are_kept(root, tmp_path, to):
 def test_class_numbers_are_kept_where_the_format_has_them_and_else_it_is_said(root, tmp_path, to):
     notes = convert(root, tmp_path / "out", to).notes
     found = read_folder(tmp_path / "out")
-    if to in ("voc", "csv"):
-        assert found.classes == ["cat", "dog"] and any("alphabet" in note and "'cow'" in note for note in notes)
+    assert found.classes == ["dog", "cat", "cow"] and not any("alphabet" in note for note in notes)
+    if to == "voc":
+        assert found.class_ids == {}  # VOC has no class numbers
     else:
-        assert found.classes == ["dog", "cat", "cow"] and not any("alphabet" in note for note in notes)
-        numbers = {"dog": 0, "cat": 1, "cow": 2} if to == "yolo" else {"dog": 7, "cat": 90, "cow": 300}
-        assert found.class_ids == numbers
+        assert found.class_ids == ({"dog": 0, "cat": 1, "cow": 2} if to == "yolo" else {"dog": 7, "cat": 90, "cow": 300})
+
+
+def test_an_unused_class_called_background_is_lost_in_voc_and_said(tmp_path):
+    picture(tmp_path / "src/a.jpg")
+    (tmp_path / "src/a.csv").write_text("image,label,xmin,ymin,xmax,ymax\na.jpg,cat,10,5,30,20\n")
+    (tmp_path / "src/classes.csv").write_text("zebra,0\nbackground,1\ncat,2\n")
+    notes = convert(tmp_path / "src", tmp_path / "out", "voc").notes
+    assert any("'background'" in note for note in notes) and read_folder(tmp_path / "out").classes == ["zebra", "cat"]
+
+
+def test_class_names_that_a_labelmap_cannot_hold_are_numbered_by_the_alphabet_which_is_said(tmp_path):
+    for i, name in enumerate(("#2", "#1", "cat")):
+        picture(tmp_path / f"src/{i}.jpg")
+        with open(tmp_path / "src/a.csv", "a") as file:
+            file.write(("image,label,xmin,ymin,xmax,ymax\n" if i == 0 else "") + f"{i}.jpg,{name},10,5,30,20\n")
+    (tmp_path / "src/classes.csv").write_text("cat,0\ndog,1\n#2,2\n#1,3\n")
+    notes = convert(tmp_path / "src", tmp_path / "out", "voc").notes
+    assert any("alphabet" in note and "'dog'" in note for note in notes) and not (tmp_path / "out/labelmap.txt").exists()
+    assert read_folder(tmp_path / "out").classes == ["#1", "#2", "cat"]
 
 
 @pytest.mark.parametrize("to", WRITERS)

@@ -203,7 +203,7 @@ def test_a_task_comes_back_from_a_checkpoint_without_data(root, folder):
     task.data(folder)
     state = json.loads(json.dumps(task.state()))
     again = DetectionTask.restore(load(None, ["data.root=/nowhere", *MODEL]), state)
-    assert again.classes == ["cat", "dog"]
+    assert again.classes == ["cat", "dog"] and again.numbers == {"cat": 1, "dog": 2} and again.state() == task.state()
     shapes = [(p.name, p.shape) for p in task.network().get_parameters()]
     assert [(p.name, p.shape) for p in again.network().get_parameters()] == shapes
 

@@ -1,11 +1,13 @@
 import os
 import random
+import time
 
 import pytest
 from fuzzing import files
 from small_sets import boxes, coco, picture, said, voc, voc_object
 
 from finite.data.folder import read_folder
+from finite.data.index import Index
 from finite.errors import UserError
 
 
@@ -105,3 +107,55 @@ def test_damaged_annotations_never_cost_a_traceback_nor_a_write(tmp_path, kind):
             assert all(0 <= box[1] < box[3] <= 40 and 0 <= box[2] < box[4] <= 30 for box in record_boxes)
         assert all(kind and action for kind, action in said(found))
     assert usable > 20
+
+
+def test_annotations_of_another_format_that_are_not_read_are_said(tmp_path):
+    for name in "ab":
+        picture(tmp_path / f"{name}.jpg")
+        voc(tmp_path / f"{name}.xml", voc_object((11, 6, 30, 20)))
+    assert said(read_folder(tmp_path)) == []
+    coco(tmp_path / "old.json", ["a.jpg"], [(1, 1, [10, 5, 20, 15])])
+    found = read_folder(tmp_path)
+    assert found.format == "coco" and ("other_format", "note") in said(found)
+    assert "data.format=voc" in next(f.reason for f in found.findings if f.kind == "other_format")
+    assert ("other_format", "note") not in said(read_folder(tmp_path, "voc"))
+    (tmp_path / "old.json").unlink()
+    (tmp_path / "data.yaml").write_text("names: [cat]\n")
+    assert said(read_folder(tmp_path)) == []
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.2")
+    assert ("other_format", "note") in said(read_folder(tmp_path))
+
+
+def test_pictures_of_a_kind_that_is_not_read_are_named_where_there_are_no_others(tmp_path):
+    (tmp_path / "a.heic").write_bytes(b"ftyp")
+    with pytest.raises(UserError, match=r"a\.heic.*JPEG"):
+        read_folder(tmp_path)
+
+
+def test_pipes_are_not_waited_for_and_folders_are_no_files(tmp_path):
+    picture(tmp_path / "a.jpg")
+    voc(tmp_path / "a.xml", voc_object((11, 6, 30, 20)))
+    for name in ("b.xml", "c.jpg", "data.yaml", "d.json", "e.csv"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "f.jpg").mkdir()
+    found = read_folder(tmp_path)
+    assert set(boxes(found)) == {"a.jpg"} and said(found) == []
+
+
+def test_many_pictures_of_one_name_are_found_in_no_time(tmp_path):
+    index = Index(tmp_path, [f"scan{i}/0001.jpg" for i in range(20_000)], [])
+    began = time.process_time()
+    assert all(index.find(f"scan{i}/0001.jpg", "labels.csv") == [f"scan{i}/0001.jpg"] for i in range(0, 20_000, 7))
+    assert len(index.find("0001.jpg", "labels.csv")) == 20_000 == len(index.find("0001.jpg", "labels.csv"))
+    assert index.find("elsewhere/scan7/0001.png", "scan3/x.xml") == ["scan7/0001.jpg"]
+    assert time.process_time() - began < 5
+
+
+def test_a_json_that_only_looks_like_coco_does_not_hide_the_annotations(tmp_path):
+    picture(tmp_path / "a.jpg")
+    voc(tmp_path / "a.xml", voc_object((11, 6, 30, 20)))
+    (tmp_path / "settings.json").write_text('{"images": "pics", "annotations": "xml"}')
+    found = read_folder(tmp_path)
+    assert found.format == "voc" and set(boxes(found)) == {"a.jpg"} and said(found) == []
+    coco(tmp_path / "real.json", ["a.jpg"], [(1, 1, [10, 5, 20, 15])])
+    assert ("unreadable_label", "note") in said(read_folder(tmp_path))

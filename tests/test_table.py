@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from small_sets import boxes, picture, said
 
@@ -120,3 +122,39 @@ def test_a_table_that_repeats_another_is_read_once_and_other_tables_are_left_alo
         said(found)
     )
     assert not any(f.kind == "duplicate_object" for f in found.findings)
+
+
+@pytest.mark.parametrize("broken", ['a.jpg,"cat,10,5,30,20\n', '"a.jpg,cat,10,5,30,20\n', 'a.jpg,cat,10,5,30,"20\n'])
+def test_a_quote_that_is_never_closed_costs_its_own_line_alone(root, broken):
+    found = table(root, HEADER + broken + '"b,c.jpg",cat,10,5,30,20\n' + '"b,c.jpg","d ""q""",12,5,30,20\n' * 30)
+    assert [label for label, *_ in boxes(found)["pics/b,c.jpg"]] == ["cat", 'd "q"']
+    assert all("b,c" not in row[0] for rows in boxes(found).values() for row in rows)
+
+
+def test_lines_that_a_quote_has_swallowed_are_seen_though_the_row_has_the_right_width(root):
+    rows = 'a.jpg,"cat,1,2,9,9\na.jpg,cat,10,5,30,20\na.jpg,"d ""q""",1,2,10,20\n'
+    found = table(root, HEADER + rows)
+    assert [label for label, *_ in boxes(found)["pics/a.jpg"]] == ['"cat', "cat", 'd "q"']
+
+
+def test_a_cell_of_several_lines_is_one_cell(root):
+    rows = 'a.jpg,"two\nlines; of 5",cat,10,5,30,20\na.jpg,,dog,1,2,9,9\n'
+    found = table(root, "image,remark,label,xmin,ymin,xmax,ymax\n" + rows)
+    assert boxes(found)["pics/a.jpg"] == [BOX, ("dog", 1.0, 2.0, 9.0, 9.0)]
+
+
+def test_many_unclosed_quotes_take_no_time(root):
+    began = time.process_time()
+    table(root, HEADER + 'a.jpg,"cat,10,5,30,20,\n' * 5000)
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("first", ['"b,c.jpg",,,,,\n', "a.jpg,1,2,9,9,7\n"])
+def test_columns_without_a_header_are_told_by_the_first_row_that_tells_them(root, first):
+    found = table(root, first + "a.jpg,10,5,30,20,cat\n")
+    assert BOX in boxes(found)["pics/a.jpg"] and ("bad_header", "fix") in said(found)
+
+
+def test_a_column_marks_objects_to_be_ignored(root):
+    found = table(root, "image,label,xmin,ymin,xmax,ymax,Is Crowd\n" + ROW.strip() + ",0\n" + "a.jpg,cat,1,2,9,9,1\n")
+    assert [obj.ignore for obj in found.splits["all"][0].objects] == [False, True]

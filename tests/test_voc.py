@@ -273,3 +273,28 @@ def test_real_cards_and_blood_cells_report_their_known_quirks_and_nothing_else(s
         "test": 72,
     }
     assert sorted(f.file for f in blood.findings if f.file) == [f"Annotations/BloodImage_00{n}.xml" for n in (338, 343)]
+
+
+def test_lists_of_other_tasks_do_not_move_pictures_between_splits(tmp_path):
+    for name in "abc":
+        picture(tmp_path / "JPEGImages" / f"{name}.jpg")
+        voc(tmp_path / "Annotations" / f"{name}.xml", GOOD)
+    lists = {"Main/train": "a\nb", "Main/val": "c", "Segmentation/train": "c", "Segmentation/val": "a", "Main/cat_val": "a 1"}
+    for name, text in lists.items():
+        path = tmp_path / "ImageSets" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = read(tmp_path)
+    assert {split: len(records) for split, records in found.splits.items()} == {"train": 2, "validation": 1}
+    assert said(found) == []
+
+
+@pytest.mark.parametrize("ending", ["heic", "HEIF", "avif", "dng", "psd"])
+def test_a_picture_of_a_kind_that_is_not_read_is_named(tmp_path, ending):
+    picture(tmp_path / "b.jpg")
+    (tmp_path / f"a.{ending}").write_bytes(b"ftyp")
+    for name in "ab":
+        voc(tmp_path / f"{name}.xml", GOOD)
+    found = read(tmp_path)
+    assert said(found) == [("unreadable_image", "drop_file")]
+    assert f"a.{ending}" in found.findings[0].reason and "JPEG" in found.findings[0].reason

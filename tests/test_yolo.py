@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from small_sets import boxes, picture, said
 
@@ -180,3 +182,20 @@ def test_lists_never_lead_outside(root):
     (root / "data.yaml").write_text(f"names: [cat]\ntrain: {root.parent / 'out'}\nval: ../out\n")
     label(root, ROW)
     assert set(boxes(read(root))) == {"images/a.jpg"}
+
+
+def test_a_label_file_may_carry_the_pictures_whole_name(tmp_path):
+    for name in ("a.jpg", "b.png", "b.jpg"):
+        picture(tmp_path / name)
+        (tmp_path / f"{name}.txt").write_text(ROW)
+    (tmp_path / "classes.txt").write_text("cat")
+    assert set(boxes(read(tmp_path))) == {"a.jpg", "b.png", "b.jpg"}
+
+
+def test_a_long_list_of_classes_and_a_deep_yaml_take_no_time(root):
+    label(root, ROW)
+    for text in ("names: {99999: far, 0: cat}\n", "names: " + "[" * 100_000, "names:\n" + "- x\n" * 50_000):
+        (root / "data.yaml").write_text(text)
+        began = time.process_time()
+        read(root)
+        assert time.process_time() - began < 5

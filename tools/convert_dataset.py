@@ -15,11 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
+from finite.config import Config  # noqa: E402
 from finite.data import audit_show  # noqa: E402
 from finite.data.convert import WRITERS, convert  # noqa: E402
 from finite.data.folder import FORMATS  # noqa: E402
 from finite.data.text import printable  # noqa: E402
-from finite.errors import UserError  # noqa: E402
+from finite.errors import exit_code  # noqa: E402
 
 
 def main() -> int:
@@ -28,18 +29,15 @@ def main() -> int:
     parser.add_argument("target", type=Path, metavar="DST", help="the new folder")
     parser.add_argument("--to", choices=tuple(WRITERS), required=True, help="the format to write")
     parser.add_argument("--format", choices=("auto", *FORMATS), default="auto", help="of SRC (default: by looking)")
-    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=1, help="SRC's VOC is from 0, or 1 (default)")
+    parser.add_argument("--voc-base", type=int, choices=(0, 1), default=Config().data.voc_base,
+                        help="first pixel of SRC's VOC (default %(default)s)")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="show every finding, not three of each kind")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
-    try:
-        with Progress(transient=True, disable=not sys.stdout.isatty(), console=console) as progress:
-            bar = progress.add_task("decoding pictures", total=None)
-            done = convert(options.source, options.target, options.to, options.format, options.voc_base,
-                           lambda count, total: progress.update(bar, completed=count, total=total))  # fmt: skip
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
+    with Progress(transient=True, disable=not sys.stdout.isatty(), console=console) as progress:
+        bar = progress.add_task("decoding pictures", total=None)
+        done = convert(options.source, options.target, options.to, options.format, options.voc_base,
+                       lambda count, total: progress.update(bar, completed=count, total=total))  # fmt: skip
     audit_show.show(done.audit, console, options.all)
     for note in done.notes:
         print(f"note: {printable(note)}")
@@ -51,4 +49,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

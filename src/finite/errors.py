@@ -1,5 +1,9 @@
 """The errors that end the program with one plain line, and the exit code of each."""
 
+import os
+import sys
+from collections.abc import Callable
+
 
 class UserError(Exception):
     """Something the user can mend (a path, a setting, a file). The message says what, where and what to do.
@@ -20,3 +24,19 @@ class Interrupted(Exception):
     """Ctrl-C: the step was finished and a checkpoint written. The message says how to resume."""
 
     exit_code = 130
+
+
+def exit_code(tool: Callable[[], int]) -> int:
+    """Run a tool's main function: its exit code, or that of what ended it, said in one line."""
+    try:
+        return tool()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; nothing was changed", file=sys.stderr)
+        return Interrupted.exit_code
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain at exit about what is still buffered
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        return 141

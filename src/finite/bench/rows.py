@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from finite.bench import data
 from finite.bench.paired import pairs
 from finite.config import Config
 
@@ -132,8 +133,14 @@ def incidents(config: Config) -> dict[str, Any]:
     return incident_cost(config)
 
 
+def reading(_: Config) -> dict[str, Any]:
+    """Seconds and memory of reading and auditing sets of growing size."""
+    return data.scaling()
+
+
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents, "job": job,
+    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents,
+    "data": reading, "job": job,
 }
 
 
@@ -141,6 +148,8 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     """A row of the printed table: what, and the figures."""
     if "skipped" in found:
         return [(name, found["skipped"])]
+    if name == "data":
+        return data.lines(found)
     if name == "guard":
         return [(f"guarded step / bare step, stage {stage}",
                  f"{f['ratio']:.3f} [{f['low']:.3f}, {f['high']:.3f}]  ({f['first_ms']:.0f} / {f['second_ms']:.0f} ms, {f['pairs']} pairs)")

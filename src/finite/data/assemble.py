@@ -5,6 +5,7 @@ made on the way. Here the picture's header gives the true size, the frame of the
 labels are stripped, repeated objects dropped, and the set as a whole is tried against other conventions.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,14 @@ from pathlib import Path
 from finite.data.boxes import Box, corners, fits, judge, turn
 from finite.data.conventions import Convention, find_mixup, origin_note
 from finite.data.images import Header, ImageError, read_header
-from finite.data.index import Index, split_of_folders
+from finite.data.index import Index, in_turn, split_of_folders
 from finite.data.sample import Finding, ImageRecord, ImageSet, Object
 
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060\0"
 _SPLIT_ORDER = ("train", "validation", "test", "all")
 
 
-@dataclass
+@dataclass(slots=True)
 class RawObject:
     """One object as parsed: class name, the four finite numbers as written, and where it stands in its file."""
 
@@ -35,7 +36,7 @@ class RawObject:
         return f"{unit} {self.number}" if self.line is None else f"line {self.line}"
 
 
-@dataclass
+@dataclass(slots=True)
 class RawImage:
     """One annotated picture as parsed, from the annotation file `file`.
 
@@ -53,7 +54,7 @@ class RawImage:
     unit: str = "object"
 
 
-@dataclass
+@dataclass(slots=True)
 class Frame:
     """What was decided about one picture: its header, and whether the boxes belong to the stored (unturned) picture."""
 
@@ -73,7 +74,8 @@ def assemble(
     class_ids: dict[str, int] | None = None,
     folder_splits: bool = True,
 ) -> ImageSet:
-    """The ImageSet of parsed images. `classes` None: the names that occur, sorted. `findings` is added to, in place.
+    """The ImageSet of parsed images. `classes` None: the names that occur, sorted. `findings` is added to, in place;
+    the objects of `raws` are used up.
 
     `folder_splits`: where the reader knows no split, folders named train, val or test say it.
     """
@@ -92,6 +94,11 @@ def assemble(
     )
     if mixup is not None:
         findings.append(mixup)
+    origin = []
+    if convention.counts_from is not None:
+        origin = origin_note(
+            [(frames[raw.image].header.size, [obj.values for obj in raw.objects]) for raw in raws], convention
+        )
     records: list[tuple[ImageRecord, str | None]] = []
     for raw in raws:
         frame = frames[raw.image]
@@ -100,10 +107,8 @@ def assemble(
             record = _record(index, raw, frame, convention, findings)
             if record is not None:
                 records.append((record, raw.split))
-    if convention.counts_from is not None:
-        findings += origin_note(
-            [(frames[raw.image].header.size, [obj.values for obj in raw.objects]) for raw in raws], convention
-        )
+        raw.objects = []  # not in memory twice
+    findings += origin
     if classes is None:
         classes = sorted({obj.label for record, _ in records for obj in record.objects})
     splits = _splits(records, folder_splits, findings)
@@ -122,7 +127,7 @@ def read_headers(index: Index, images: Sequence[str], findings: list[Finding]) -
     headers = {}
     unique = list(dict.fromkeys(images))
     with ThreadPoolExecutor(8) as pool:
-        for image, result in zip(unique, pool.map(read, unique, chunksize=32)):
+        for image, result in zip(unique, in_turn(pool, read, unique)):
             if isinstance(result, Header):
                 headers[image] = result
             else:
@@ -267,7 +272,7 @@ def _record(
         findings.append(Finding(kind, action, reason, file, obj.line, obj.number, value, raw.image, box))
 
     for obj in raw.objects:
-        label = obj.label.strip().strip(_INVISIBLE).strip()
+        label = sys.intern(obj.label.strip().strip(_INVISIBLE).strip())  # each name once in memory
         if label != obj.label and label:
             say("label_whitespace", "fix", f"blanks around the class name {label!r} stripped", obj, repr(obj.label))
         if not label:

@@ -84,15 +84,16 @@ def check(
     stamps = file_stamps(index)
     key = _key(stamps, format, voc_base, image_size, batch_size)
     memory = audit_cache.load(cache_path) if cache_path is not None else audit_cache.Memory()
-    if memory.key == key and memory.audit is not None:
-        return replace(audit_cache.audit_from(memory.audit, index), remembered=True, seconds=time.monotonic() - began)
+    if memory.key == key and (audit := audit_cache.recall(memory, index)) is not None:
+        return replace(audit, remembered=True, seconds=time.monotonic() - began)
+    memory.lines.clear()
     image_set = read_index(index, format, voc_base)
-    ids = [record.id for records in image_set.splits.values() for record in records]
-    pictures = decode_all(index, ids, stamps, memory.pictures, progress)
+    pixels = {r.id: r.width * r.height for records in image_set.splits.values() for r in records}
+    pictures = decode_all(index, pixels, stamps, memory.pictures, progress)
     audit = _judge(index, image_set, pictures, image_size, batch_size)
     audit.seconds = time.monotonic() - began
     if cache_path is not None:
-        audit_cache.save(cache_path, audit_cache.Memory(key, pictures, audit_cache.plain(audit)))
+        audit_cache.save(cache_path, key, pictures, audit)
     return audit
 
 

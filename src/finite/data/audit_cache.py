@@ -1,10 +1,15 @@
-"""What an audit found, remembered in one JSON file of the caller's choice, so that an unchanged folder costs nothing.
+"""What an audit found, remembered in one file of the caller's choice, so that an unchanged folder costs nothing.
 
-A file that is damaged, or of another version of this program, is as good as none: the audit is then made anew.
+A file that is damaged, or of another version of this program, is as good as none: the audit is then made anew. It is
+JSON, a value a line, so that neither writing nor reading holds the whole in memory in several forms: the head, the
+pictures, and the audit as counts, findings and records.
 """
 
+import io
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,75 +17,89 @@ import finite
 from finite.data.audit_pictures import Picture
 from finite.data.index import Index
 from finite.data.sample import Finding, ImageRecord, ImageSet, Object
-from finite.run import write_text
+from finite.run import write_bytes
 
 if TYPE_CHECKING:
     from finite.data.audit import Audit
 
 #: Changes with the program and with what an audit looks for: results of another version are not used.
-VERSION = f"{getattr(finite, '__version__', '0')}/1"
+VERSION = f"{getattr(finite, '__version__', '0')}/2"
+_DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 
 @dataclass
 class Memory:
-    """The key of the folder and settings that were audited, what decoding each picture showed, and the audit as
-    JSON."""
+    """The key of the folder and settings that were audited, what decoding each picture showed, and the audit's lines,
+    not yet parsed."""
 
     key: str = ""
     pictures: dict[str, Picture] = field(default_factory=dict)
-    audit: dict[str, Any] | None = None
+    lines: list[bytes] = field(default_factory=list)
 
 
 def load(path: Path) -> Memory:
     """What is remembered at `path`; an empty Memory where there is nothing usable."""
     try:
-        document = json.loads(path.read_text("utf-8"))
-        if document["version"] != VERSION:
+        head, *lines = path.read_bytes().splitlines()
+        document = json.loads(head)
+        if document["version"] != VERSION or len(lines) != document["lines"]:
             return Memory()
-        pictures = {image: Picture((row[0], row[1]), *row[2:]) for image, row in document["pictures"].items()}
-        return Memory(document["key"], pictures, document["audit"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        rows = (json.loads(line) for line in lines[: document["pictures"]])
+        pictures = {image: Picture((size, time), *rest) for image, size, time, *rest in rows}
+        return Memory(document["key"], pictures, lines[document["pictures"] :])
+    except (OSError, *_DAMAGED):
         return Memory()
 
 
-def save(path: Path, memory: Memory) -> None:
+def save(path: Path, key: str, pictures: dict[str, Picture], audit: "Audit") -> None:
     """Remember, atomically."""
-    pictures = {image: [*p.stamp, p.digest, p.mode, p.kind, p.reason] for image, p in memory.pictures.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps({"version": VERSION, "key": memory.key, "pictures": pictures, "audit": memory.audit}))
+    body, count = io.BytesIO(), 0
+    for count, value in enumerate(chain(_picture_rows(pictures), _audit_rows(audit)), start=1):
+        body.write(json.dumps(value).encode() + b"\n")
+    head = {"version": VERSION, "key": key, "pictures": len(pictures), "lines": count}
+    write_bytes(path, json.dumps(head).encode() + b"\n" + body.getbuffer())
 
 
-def plain(audit: "Audit") -> dict[str, Any]:
-    """An audit as JSON values; paths are kept relative to the data root."""
-    document = {item.name: getattr(audit, item.name) for item in fields(audit) if item.name != "image_set"}
-    document["findings"] = [asdict(finding) for finding in audit.findings]
-    image_set = audit.image_set
-    document["image_set"] = {
-        "format": image_set.format,
-        "classes": image_set.classes,
-        "class_ids": image_set.class_ids,
-        "objects_total": image_set.objects_total,
-        "splits": {name: [_row(record) for record in records] for name, records in image_set.splits.items()},
-    }
-    return document
-
-
-def audit_from(document: dict[str, Any], index: Index) -> "Audit":
-    """The audit of the indexed folder from its JSON values."""
+def recall(memory: Memory, index: Index) -> "Audit | None":
+    """The audit of the indexed folder as remembered; None where its lines are damaged."""
     from finite.data.audit import Audit
 
-    findings = [Finding(**{**row, "box": row["box"] and tuple(row["box"])}) for row in document["findings"]]
-    stored = document["image_set"]
-    splits = {name: [_record(row, index) for row in rows] for name, rows in stored["splits"].items()}
-    image_set = ImageSet(
-        index.root, stored["format"], stored["classes"], splits, findings, stored["class_ids"], stored["objects_total"]
-    )
-    return Audit(**{**document, "image_set": image_set, "findings": findings})
+    try:
+        whole, findings, splits = json.loads(memory.lines[0]), [], {}
+        splits = {name: [] for name in whole["splits"]}
+        for line in memory.lines[1:]:
+            what, row = json.loads(line)
+            if what is None:
+                findings.append(Finding(**{**row, "box": row["box"] and tuple(row["box"])}))
+            else:
+                splits[what].append(_record(row, index))
+        image_set = ImageSet(index.root, splits=splits, findings=findings, **whole["image_set"])
+        return Audit(image_set=image_set, findings=findings, **whole["audit"])
+    except _DAMAGED:
+        return None
 
 
-def _row(record: ImageRecord) -> list[Any]:
-    objects = [[obj.label, list(obj.box), obj.source, obj.ignore] for obj in record.objects]
-    return [record.id, record.width, record.height, objects, record.source, record.negative]
+def _picture_rows(pictures: dict[str, Picture]) -> Iterator[list[Any]]:
+    for image, picture in pictures.items():
+        yield [image, *picture.stamp, picture.digest, picture.mode, picture.kind, picture.reason]
+
+
+def _audit_rows(audit: "Audit") -> Iterator[Any]:
+    """Counts and names first, then [None, finding] and [split, record]; paths are kept relative to the data root."""
+    image_set = audit.image_set
+    yield {
+        "audit": {f.name: getattr(audit, f.name) for f in fields(audit) if f.name not in ("image_set", "findings")},
+        "image_set": {
+            name: getattr(image_set, name) for name in ("format", "classes", "class_ids", "objects_total")
+        },
+        "splits": list(image_set.splits),
+    }
+    for finding in audit.findings:
+        yield [None, asdict(finding)]
+    for split, records in image_set.splits.items():
+        for record in records:
+            objects = [(obj.label, obj.box, obj.source, obj.ignore) for obj in record.objects]
+            yield [split, [record.id, record.width, record.height, objects, record.source, record.negative]]
 
 
 def _record(row: list[Any], index: Index) -> ImageRecord:

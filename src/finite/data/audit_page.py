@@ -16,6 +16,7 @@ from finite.data.audit import Audit
 from finite.data.audit_show import groups, place
 from finite.data.images import ImageError, open_rgb
 from finite.data.sample import Finding, ImageRecord
+from finite.data.text import printable
 
 _THUMB = 220  # px, longer side of a thumbnail
 _PER_GROUP = 12  # thumbnails of one kind of finding
@@ -26,11 +27,11 @@ body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1100px;paddi
 h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2.2rem}
 table{border-collapse:collapse}td,th{padding:.2rem .8rem .2rem 0;
 text-align:left;vertical-align:top;font-variant-numeric:tabular-nums}th{color:#5a6472;font-weight:600}td.n,th.n{text-align:right}
-.charts{display:flex;flex-wrap:wrap;gap:2rem;margin-top:1.4rem}figure{margin:0}figcaption{color:#5a6472;margin-bottom:.4rem}
+.charts{display:flex;flex-wrap:wrap;gap:2rem 1.6rem;margin-top:1.4rem}figure{margin:0;max-width:100%}figcaption{color:#5a6472;margin-bottom:.4rem}
 .thumbs{display:flex;flex-wrap:wrap;gap:.8rem;margin:.6rem 0}
 .thumbs figure{width:220px;font-size:12px;overflow-wrap:anywhere}
 .refuse,.drop_file,.drop_image,.leak{color:#b3261e}.drop_object{color:#9a5b00}.fix{color:#006a77}.note{color:#5a6472}
-summary{cursor:pointer}details{margin:.5rem 0 1rem}li{overflow-wrap:anywhere}svg text{font-size:11px;fill:#1d2430}
+summary{cursor:pointer}details{margin:.5rem 0 1rem}li{overflow-wrap:anywhere}svg{max-width:100%}svg text{font-size:11px;fill:#1d2430}
 @media(prefers-color-scheme:dark){body{background:#14181f;color:#e4e8ee}svg text{fill:#e4e8ee}
 th,figcaption,.note{color:#9aa5b4}
 .refuse,.drop_file,.drop_image,.leak{color:#ff8a80}.drop_object{color:#ffc166}.fix{color:#6fd6e4}}
@@ -40,12 +41,15 @@ th,figcaption,.note{color:#9aa5b4}
 def page(audit: Audit) -> str:
     """The page as HTML text."""
     records = {record.id: record for members in audit.image_set.splits.values() for record in members}
-    name = escape(audit.image_set.root.name or str(audit.image_set.root))
-    verdict = "can be trained on" if audit.usable else f"cannot be trained on: {escape(audit.why_unusable())}"
+    name = escape(printable(audit.image_set.root.name or str(audit.image_set.root)))
+    verdict = "can be trained on"
+    if not audit.usable:
+        verdict = f"cannot be trained on: {escape(printable(audit.why_unusable()))}"
     boxes = _relative_boxes(records.values())
+    negative = f", {audit.images_negative} more are said to hold nothing" if audit.images_negative else ""
     parts = [
         f"<h1>{name}</h1><p>Format {escape(audit.image_set.format)}; this set {verdict}. {audit.images_usable} of "
-        f"{audit.images_total} images usable, {audit.images_negative} said to hold nothing; {audit.objects_usable} of "
+        f"{audit.images_total} images usable{negative}; {audit.objects_usable} of "
         f"{audit.objects_total} objects usable; {len(audit.findings)} finding{'s' * (len(audit.findings) != 1)}.</p>",
         "<h2>Findings, worst first</h2>",
         *(_group(audit, group, records) for group in groups(audit.findings)),
@@ -54,7 +58,7 @@ def page(audit: Audit) -> str:
         _splits(audit),
         "<div class='charts'>",
         _bars("Objects per class", list(audit.classes.items())),
-        _bars("Objects by size (side of the box as a share of the picture's side)", _size_histogram(boxes)),
+        _bars("Objects by size, in shares of the picture's side", _size_histogram(boxes)),
         _heat_map(boxes),
         "</div>",
         _statistics(audit),
@@ -177,20 +181,21 @@ def _size_histogram(boxes: np.ndarray) -> list[tuple[str, int]]:
 
 
 def _bars(title: str, rows: list[tuple[str, int]]) -> str:
-    """A horizontal bar chart as SVG."""
+    """A horizontal bar chart as SVG, as wide as a telephone."""
     most = max((count for _, count in rows), default=0) or 1
     shown = rows[:100]
     lines = []
     for position, (name, count) in enumerate(shown):
-        y, width = 20 * position, 260 * count / most
-        label = name if len(name) <= 24 else name[:23] + "\u2026"
+        y, width = 20 * position, 160 * count / most
+        label = name if len(name) <= 20 else name[:19] + "\u2026"
         lines.append(
-            f"<text x='150' y='{y + 14}' text-anchor='end'>{escape(label)}</text><rect x='158' y='{y + 3}' "
-            f"width='{width:.1f}' height='14' fill='#3b7dd8'/><text x='{164 + width:.1f}' y='{y + 14}'>{count}</text>"
+            f"<text x='130' y='{y + 14}' text-anchor='end'>{escape(label)}<title>{escape(name)}</title></text>"
+            f"<rect x='138' y='{y + 3}' width='{width:.1f}' height='14' fill='#3b7dd8'/>"
+            f"<text x='{144 + width:.1f}' y='{y + 14}'>{count}</text>"
         )
     rest = f"<div>and {len(rows) - len(shown)} more</div>" if len(rows) > len(shown) else ""
     return (
-        f"<figure><figcaption>{escape(title)}</figcaption><svg width='490' height='{20 * len(shown) + 4}' role='img'>"
+        f"<figure><figcaption>{escape(title)}</figcaption><svg width='350' height='{20 * len(shown) + 4}' role='img'>"
         f"{''.join(lines)}</svg>{rest}</figure>"
     )
 
@@ -223,6 +228,12 @@ def _statistics(audit: Audit) -> str:
         + "</tr>"
         for name, figure in targets.items()
     )
+    for name, label in (("aspect_ratio", "width / height"), ("area_share", "share of the picture")):
+        if figure := audit.statistics.get(name):
+            rows += (
+                f"<tr><td>{label}</td><td class='n'>{figure['median']:.3g} (median)</td><td></td>"
+                f"<td class='n'>{figure['min']:.3g}</td><td class='n'>{figure['max']:.3g}</td></tr>"
+            )
     sizes = ", ".join(f"{escape(size)} ({count})" for size, count in audit.statistics.get("picture_sizes", {}).items())
     more = audit.statistics.get("picture_sizes_total", 0) - len(audit.statistics.get("picture_sizes", {}))
     return (

@@ -2,9 +2,11 @@
 
 import math
 import re
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from finite.data.sample import Finding, ImageRecord, ImageSet
 TARGETS = ("center_x", "center_y", "width", "height")
 _FAR = 10.0  # standard deviations: a target so far from the mean is worth a look
 _CONSTANT = 1e-3  # px
+_LISTED = 50  # unused classes with a finding each
+_CROWD = 30  # so many names that differ in one letter differ on purpose
 
 Splits = Mapping[str, Sequence[ImageRecord]]
 
@@ -50,33 +54,36 @@ def class_findings(image_set: ImageSet, counts: Counter[str]) -> list[Finding]:
     """Class names that look alike, classes without or with a single sample, classes that a split lacks."""
     findings = []
     used = [name for name in image_set.classes if counts[name]]
-    for position, a in enumerate(used):
-        for b in used[position + 1 :]:
-            if why := alike(a, b, counts[a], counts[b]):
-                findings.append(
-                    Finding(
-                        "near_duplicate_class",
-                        "note",
-                        f"{a!r} ({counts[a]}) and {b!r} ({counts[b]}) {why}: one class written in two ways?",
-                        value=f"{a}, {b}",
-                    )
-                )
-    for name in image_set.classes:
-        if counts[name] == 0:
-            findings.append(Finding("unused_class", "note", f"{name!r} is defined but never occurs", value=name))
-        elif counts[name] == 1:
-            record = next(
-                record
-                for records in image_set.splits.values()
-                for record in records
-                for obj in record.objects
-                if obj.label == name
-            )
+    for a, b in _neighbours(used):
+        if why := alike(a, b, counts[a], counts[b]):
             findings.append(
                 Finding(
-                    "rare_class", "note", f"{name!r} has a single sample", record.source, value=name, image=record.id
+                    "near_duplicate_class",
+                    "note",
+                    f"{a!r} ({counts[a]}) and {b!r} ({counts[b]}) {why}: one class written in two ways?",
+                    value=f"{a}, {b}",
                 )
             )
+    only = {
+        obj.label: (record, obj)
+        for records in image_set.splits.values()
+        for record in records
+        for obj in record.objects
+        if counts[obj.label] == 1 and not obj.ignore
+    }
+    unused = [name for name in image_set.classes if not counts[name]]
+    if len(unused) > _LISTED:
+        shown = ", ".join(map(repr, unused[:10]))
+        reason = f"{len(unused)} of {len(image_set.classes)} classes are defined but never occur: {shown} ..."
+        findings.append(Finding("unused_class", "note", reason, value=str(len(unused))))
+    for name in image_set.classes:
+        if counts[name] == 0 and len(unused) <= _LISTED:
+            findings.append(Finding("unused_class", "note", f"{name!r} is defined but never occurs", value=name))
+        elif counts[name] == 1:
+            record, obj = only[name]
+            place = _place(obj.source, record)
+            reason = f"{name!r} has a single sample"
+            findings.append(Finding("rare_class", "note", reason, *place, name, record.id, obj.box))
     if len(used) == 1:
         findings.append(
             Finding(
@@ -111,7 +118,7 @@ def alike(a: str, b: str, count_a: int, count_b: int) -> str | None:
 
     Names that differ in a digit are different on purpose.
     """
-    plain_a, plain_b = (re.sub(r"[\W_]+", "", fold(name)) for name in (a, b))
+    plain_a, plain_b = _plain(a), _plain(b)
     if plain_a == plain_b and plain_a:
         return "differ by case, blanks or punctuation only"
     rare, common = sorted((count_a, count_b))
@@ -120,6 +127,24 @@ def alike(a: str, b: str, count_a: int, count_b: int) -> str | None:
     if re.sub(r"\D", "", plain_a) != re.sub(r"\D", "", plain_b) or not one_slip(plain_a, plain_b):
         return None
     return "differ by one slip, and one of them is rare"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", fold(name))
+
+
+def _neighbours(names: Sequence[str]) -> list[tuple[str, str]]:
+    """The pairs of names, in order, that are equal when plain, or once a letter is taken out of one or both: all that
+    are a slip apart, without comparing each with each."""
+    sharing: dict[str, list[int]] = defaultdict(list)
+    for position, name in enumerate(names):
+        plain = _plain(name)
+        for variant in {plain, *(plain[:i] + plain[i + 1 :] for i in range(len(plain[:100])))}:
+            sharing[variant].append(position)
+    pairs = {
+        pair for members in sharing.values() if 1 < len(members) <= _CROWD for pair in combinations(members, 2)
+    }
+    return [(names[a], names[b]) for a, b in sorted(pairs)]
 
 
 def one_slip(a: str, b: str) -> bool:
@@ -133,11 +158,12 @@ def one_slip(a: str, b: str) -> bool:
 
 
 def shrunk_findings(records: Sequence[ImageRecord], size: int, findings: list[Finding]) -> list[ImageRecord]:
-    """The records without objects that are smaller than a pixel once the picture is `size` pixels large."""
+    """The records without objects that cover less than a pixel once the picture is `size` pixels large. (A long thin one
+    may be under a pixel high: it is still to be seen.)"""
     kept = []
     for record in records:
         scale = size / max(record.width, record.height)
-        small = [obj for obj in record.objects if _short_side(obj.box) * scale < 1 and not obj.ignore]
+        small = [obj for obj in record.objects if _area(obj.box) * scale**2 < 1 and not obj.ignore]
         for obj in small:
             file, line, number = _place(obj.source, record)
             wide, high = (obj.box[2] - obj.box[0]) * scale, (obj.box[3] - obj.box[1]) * scale
@@ -161,8 +187,8 @@ def shrunk_findings(records: Sequence[ImageRecord], size: int, findings: list[Fi
     return kept
 
 
-def _short_side(box: Sequence[float]) -> float:
-    return min(box[2] - box[0], box[3] - box[1])
+def _area(box: Sequence[float]) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
 
 
 def _place(source: str, record: ImageRecord) -> tuple[str, int | None, int | None]:
@@ -177,17 +203,17 @@ def _place(source: str, record: ImageRecord) -> tuple[str, int | None, int | Non
 def statistics(splits: Splits, size: int | None) -> dict[str, Any]:
     """Mean, sigma and range of each target (pixels of the network's input, or of the pictures without `size`),
     quantiles of aspect ratio and of the share of the picture that an object covers, and the commonest picture sizes."""
-    boxes, shares = [], []
+    boxes, shares = array("d"), array("d")  # a list of tuples would take five times the memory
     for record in (record for records in splits.values() for record in records):
         mapped = letterbox_map(record.width, record.height, size) if size else None
         for obj in record.objects:
             if not obj.ignore:
-                boxes.append(mapped.box(obj.box) if mapped else obj.box)
+                boxes.extend(mapped.box(obj.box) if mapped else obj.box)
                 shares.append((obj.box[2] - obj.box[0]) * (obj.box[3] - obj.box[1]) / (record.width * record.height))
     sizes = Counter(f"{record.width} x {record.height}" for records in splits.values() for record in records)
     figures: dict[str, Any] = {"picture_sizes": dict(sizes.most_common(5)), "picture_sizes_total": len(sizes)}
     if boxes:
-        x0, y0, x1, y1 = np.asarray(boxes, dtype=np.float64).T
+        x0, y0, x1, y1 = np.asarray(boxes).reshape(-1, 4).T
         columns = ((x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0)
         figures["targets"] = {
             name: {

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.table import Table
 from finite.data.audit import Audit
 from finite.data.sample import Finding
 from finite.data.text import printable
+from finite.errors import UserError
 
 _COLOURS = {
     "refuse": "bold red",
@@ -22,6 +24,7 @@ _COLOURS = {
     "note": "dim",
 }
 _EXAMPLES = 3
+_CLASSES = 100  # lines of the table of classes
 
 
 def document(audit: Audit) -> dict[str, Any]:
@@ -54,6 +57,15 @@ def document(audit: Audit) -> dict[str, Any]:
             for f in audit.findings
         ],
     }
+
+
+def refuse_inside(root: Path, *outputs: Path | None) -> None:
+    """Raises UserError where a file to be written lies in the data: it might be one of the user's own, and would be
+    looked at as data the next time."""
+    folder = root if root.is_dir() else root.parent
+    for path in outputs:
+        if path is not None and path.expanduser().resolve().is_relative_to(folder.expanduser().resolve()):
+            raise UserError(f"{path}: lies in the data, into which nothing is written; give a place outside {folder}")
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -146,10 +158,12 @@ def _classes(audit: Audit) -> Table:
         for record in records:
             for obj in record.objects:
                 counts[split][obj.label] += not obj.ignore
-    for position, (name, total) in enumerate(audit.classes.items()):
+    for position, (name, total) in islice(enumerate(audit.classes.items()), _CLASSES):
         number = audit.image_set.class_ids.get(name)
         shown = f"{position}" if number in (None, position) else f"{position} (file: {number})"
         table.add_row(escape(printable(name)), shown, *(str(counts[split][name]) for split in splits), str(total))
+    if len(audit.classes) > _CLASSES:
+        table.add_row(f"and {len(audit.classes) - _CLASSES} more: --json FILE writes them down", style="dim")
     table.add_row(
         "images",
         "",

@@ -12,7 +12,8 @@ Box = tuple[float, float, float, float]
 
 EDGE_TOLERANCE = 2.0  #: pixels over the edge that are cut off; more is a fault of the annotation
 QUIET = 0.05  #: pixels over the edge that are rounding of the file's decimals and not worth a word
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+#: Only one way to match any text: with two, a long row of digits would take time by its square.
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf(inity)?|1\.#(inf|ind|qnan|nan)\w*)", re.IGNORECASE)
 
 

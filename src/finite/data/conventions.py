@@ -3,6 +3,7 @@
 A set whose boxes mostly fit another convention than the file claims must not be trained on the few that fit by luck.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,28 +43,40 @@ def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
     In a set of some size a tenth is enough if all fit the other one: real boxes of one convention do not. Boxes without
     area speak for nothing. `images` holds (annotation file, (width, height), values as written) per picture.
     """
-    boxes = [
-        (name, size, values) for name, size, rows in images for values in rows if not _flat(values, convention.form)
-    ]
-    wrong = [
-        name for name, size, values in boxes if not _possible(values, convention.form, size, convention.normalised)
-    ]
-    total = len(boxes)
-    most, some = len(wrong) * 2 > total, total >= _MANY and len(wrong) * 10 >= total
-    if len(wrong) < _ENOUGH or not (most or some):
+
+    def count(form: str, normalised: bool) -> int:
+        """Boxes that are possible in this convention. Nothing is listed: a set may hold a million boxes."""
+        return sum(
+            _possible(values, form, size, normalised)
+            for _, size, rows in images
+            for values in rows
+            if not _flat(values, convention.form)
+        )
+
+    total = sum(not _flat(values, convention.form) for _, _, rows in images for values in rows)
+    wrong = total - count(convention.form, convention.normalised)
+    most, some = wrong * 2 > total, total >= _MANY and wrong * 10 >= total
+    if wrong < _ENOUGH or not (most or some):
         return None
+    first = next(
+        name
+        for name, size, rows in images
+        for values in rows
+        if not _flat(values, convention.form)
+        and not _possible(values, convention.form, size, convention.normalised)
+    )
     for form, normalised in _others(convention):
-        good = sum(_possible(values, form, size, normalised) for _, size, values in boxes)
+        good = count(form, normalised)
         if good >= (0.9 if most else 0.99) * total:
             now = _NAMES[convention.form] + (" as fractions" if convention.normalised else "")
             then = _NAMES[form] + (" as fractions of the picture" if normalised else " in pixels")
             return Finding(
                 "format_mixup",
                 "refuse",
-                f"{len(wrong)} of {total} boxes are impossible as {now}, but {good} fit as "
+                f"{wrong} of {total} boxes are impossible as {now}, but {good} fit as "
                 f"{then}: which are they? Nothing is used until the file says so",
-                wrong[0],
-                value=f"{len(wrong)} of {total}",
+                first,
+                value=f"{wrong} of {total}",
             )
     return None
 
@@ -116,10 +129,11 @@ def origin_note(images: Sequence[tuple[tuple[int, int], Sequence[Box]]], convent
     return [Finding("coordinate_base", "note", f"the set looks {looks}-based ({why}), {advice}", value=str(looks))]
 
 
-def classes_from_one(numbers: Sequence[int], classes: int, file: str | None) -> Finding | None:
-    """A `format_mixup` finding (refuse) where class numbers run from 1 to the class count instead of from 0."""
+def classes_from_one(numbers: Counter[int], classes: int, file: str | None) -> Finding | None:
+    """A `format_mixup` finding (refuse) where class numbers (with how often each occurs) run from 1 to the class count
+    instead of from 0."""
     used = set(numbers)
-    if len(numbers) < _ENOUGH or classes not in used or not used <= set(range(1, classes + 1)):
+    if numbers.total() < _ENOUGH or classes not in used or not used <= set(range(1, classes + 1)):
         return None
     return Finding(
         "format_mixup",

@@ -23,6 +23,7 @@ from PIL import Image
 
 from finite.data import mindrecord, write
 from finite.data.audit import Audit, check
+from finite.data.class_list import BACKGROUND, labelmap
 from finite.data.folder import open_index, read_folder
 from finite.data.images import open_rgb, read_header
 from finite.data.index import Index, fold, stem
@@ -37,8 +38,7 @@ WRITERS: dict[str, Callable[[ImageSet, Path], None]] = {
     "csv": write.write_csv,
     "mindrecord": mindrecord.write,
 }
-_IGNORE = ("voc", "coco", "mindrecord")  # can mark an object as one to be ignored
-_CLASS_LIST = ("coco", "yolo", "mindrecord")  # list their classes, others only name those that occur
+_IGNORE = ("voc", "coco", "csv", "mindrecord")  # can mark an object as one to be ignored
 _TOLERANCE = 1e-3  # px
 _ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")  # no list, table or XML holds these in a name
 
@@ -140,11 +140,19 @@ def fitted(image_set: ImageSet, to: str) -> tuple[ImageSet, list[str]]:
         more = f", and {len(renamed) - 3} more" if len(renamed) > 3 else ""
         notes.append(f"{to} could not tell these names from others, renamed: {', '.join(renamed[:3])}{more}")
     kept = replace(image_set, splits=splits)
-    if to not in _CLASS_LIST and _used(kept) != image_set.classes:
+    if to == "voc" and BACKGROUND in kept.classes and BACKGROUND not in _used(kept):
+        kept.classes = [name for name in kept.classes if name != BACKGROUND]
+        notes.append(f"voc takes {BACKGROUND!r} for what is no object: that class, which never occurs, is lost")
+    if not lists_classes(kept, to) and _used(kept) != image_set.classes:
         unused = [name for name in image_set.classes if name not in _used(kept)]
         without = f", and {', '.join(map(repr, unused))} without objects is lost" if unused else ""
-        notes.append(f"{to} has no list of classes: they are numbered by the alphabet{without}")
+        notes.append(f"{to} cannot list classes of these names: they are numbered by the alphabet{without}")
     return kept, notes
+
+
+def lists_classes(image_set: ImageSet, to: str) -> bool:
+    """Whether the new set has a list of its classes, which keeps their order and those that never occur."""
+    return labelmap(image_set.classes) is not None if to == "voc" else True
 
 
 def _distinct(objects: tuple[Object, ...]) -> tuple[Object, ...]:
@@ -240,7 +248,7 @@ def first_difference(wanted: ImageSet, read: ImageSet, to: str) -> str | None:
     refused = [finding.reason for finding in read.findings if finding.action == "refuse"]
     if refused:
         return refused[0]
-    classes = list(dict.fromkeys(wanted.classes)) if to in _CLASS_LIST else _used(wanted)
+    classes = list(dict.fromkeys(wanted.classes)) if lists_classes(wanted, to) else _used(wanted)
     if list(dict.fromkeys(read.classes)) != classes:
         return f"the classes {', '.join(map(repr, classes))} become {', '.join(map(repr, read.classes))}"
     ours, theirs = _by_id(wanted), _by_id(read)

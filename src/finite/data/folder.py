@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from finite.data import coco, mindrecord, table, voc, yolo
+from finite.data import class_list, coco, mindrecord, table, voc, yolo
 from finite.data.index import Index, scan
-from finite.data.sample import ImageSet
+from finite.data.sample import Finding, ImageSet
 from finite.data.table_columns import WANTED
 from finite.data.yolo_layout import is_dataset_yaml
 from finite.errors import UserError
@@ -21,8 +21,11 @@ _KINDS = (
 FORMATS = tuple(name for name, _, _ in _KINDS)
 
 
-def detect(index: Index) -> str:
-    """The format of an indexed folder. Raises UserError naming what was looked for."""
+def detect(index: Index) -> list[str]:
+    """The formats of an indexed folder: that which is read first, then others of which there are annotations too.
+
+    Raises UserError naming what was looked for.
+    """
     looks: dict[str, Callable[[], bool]] = {
         "mindrecord": lambda: bool(index.packed),
         "coco": lambda: any(coco.looks_like(index.path(path)) for path in index.with_suffix(".json")),
@@ -32,15 +35,15 @@ def detect(index: Index) -> str:
         ),
         "csv": lambda: any(table.looks_like(index, path) for path in index.with_suffix(".csv", ".tsv")),
     }
-    for name, fits in looks.items():
-        if fits():
-            return name
+    found = [name for name, fits in looks.items() if fits()]
+    if found:  # a data.yaml alone, which many tools leave beside other formats, is no second set of annotations
+        return found[:1] + [name for name in found[1:] if name != "yolo" or yolo.looks_like(index)]
     tables = index.with_suffix(".csv", ".tsv")
     if tables:
         raise UserError(f"{index.root / tables[0]}: columns cannot be told by name; {WANTED}")
     xmls = index.with_suffix(".xml")
     if xmls:
-        return "voc"  # broken or refused ones: the reader says which and why
+        return ["voc"]  # broken or refused ones: the reader says which and why
     raise UserError(
         f"{index.root}: no annotations found in this folder and those below it. Looked for "
         f"{'; '.join(what for _, _, what in _KINDS)}"
@@ -59,7 +62,24 @@ def read_folder(root: Path | str, format: str = "auto", voc_base: int = 1) -> Im
 
 def read_index(index: Index, format: str = "auto", voc_base: int = 1) -> ImageSet:
     """`read_folder` of a folder that is indexed already."""
-    name = detect(index) if format == "auto" else format
+    names = detect(index) if format == "auto" else [format]
+    first = image_set = _read(index, names[0], voc_base)
+    others = names[1:]
+    while others and not _speaks(image_set):  # some other .json looked like COCO
+        image_set = _read(index, others.pop(0), voc_base)
+    image_set = image_set if _speaks(image_set) else first
+    for other in others:
+        reason = f"the folder holds {other} annotations too: not read, --format {other} (data.format={other}) reads them"
+        image_set.findings.append(Finding("other_format", "note", reason, value=other))
+    return image_set
+
+
+def _speaks(image_set: ImageSet) -> bool:
+    """Whether a set has anything usable, or a question that must be answered first."""
+    return any(image_set.splits.values()) or any(finding.action == "refuse" for finding in image_set.findings)
+
+
+def _read(index: Index, name: str, voc_base: int) -> ImageSet:
     if (name == "mindrecord") != bool(index.packed):
         raise UserError(
             f"{index.root}: data.format is {name}, but the pictures lie in "
@@ -96,12 +116,14 @@ def open_index(root: Path | str) -> Index:
         rivals = [
             path for path in index.others if path.lower().endswith(tuple(e for _, ends, _ in _KINDS for e in ends))
         ]
-        keep = set(rivals if kind[0] == ".txt" else ()) | {name}
+        keep = set(rivals if kind[0] == ".txt" else filter(class_list.is_class_list, rivals)) | {name}
         index = Index(
             folder, index.images, [path for path in index.others if path in keep or path not in rivals], index.on_disk
         )
     if not index.images or given.suffix.lower() == ".mindrecord":
         index = mindrecord.unpack(index)
     if not index.images:
-        raise UserError(f"{folder}: no pictures found in this folder and those below it")
+        other = index.foreign()
+        hint = f"; {other} is of a kind that is not read: convert to JPEG or PNG" if other else ""
+        raise UserError(f"{folder}: no pictures found in this folder and those below it{hint}")
     return index

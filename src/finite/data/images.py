@@ -10,6 +10,7 @@ The rules, the same for training, audit and prediction:
 """
 
 import io
+import logging
 import struct
 import warnings
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
+# Nor would its remarks on damaged files help: they name none, and the error that follows is reported with the file.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 # Our own limit is checked right after opening, when nothing is unpacked yet; Pillow's warning would come in addition.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 # Remarks on odd TIFF tags help nobody: what matters of them, the reader reports itself.
@@ -73,7 +76,7 @@ class ImageError(UserError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Header:
     """What a picture file says before it is decoded: size as stored, EXIF orientation as written, Pillow's mode."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that the readers or the audit noticed.
 
@@ -32,7 +32,7 @@ class Finding:
     box: tuple[float, float, float, float] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Object:
     """One annotated object: class name, box (module's convention), and where it is written (file and object or line)."""
 
@@ -42,7 +42,7 @@ class Object:
     ignore: bool = False  # crowd region or VOC "difficult": kept for evaluation protocols, never a training target
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Packed:
     """A picture inside a larger file, with those methods of a Path that pictures are read by.
 
@@ -73,7 +73,7 @@ class Packed:
         return (self.file.parent / self.name).resolve()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ImageRecord:
     """One image: `id` is its path relative to the data root with forward slashes; the same id in every run. `path` is
     its file, or its place in a larger one.

@@ -3,20 +3,22 @@
 Columns are found by name (case, blanks and punctuation ignored); a file without a header is read where its columns can
 be told by their content, and says so. Corners, left/top/width/height and centre forms are told by the names; numbers
 that are all fractions of one are fractions of the picture. A row with a picture's name and nothing else says that it
-holds no object.
+holds no object. Classes are ordered by a classes.csv where there is one, else by the alphabet.
 """
 
 import csv
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from finite.data import class_list
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import Box, NumberFault, number
 from finite.data.conventions import Convention
 from finite.data.images import SUFFIXES
-from finite.data.index import Index, escapes, fold, scan, split_of_folders, split_of_word, stem
+from finite.data.index import Index, absent, escapes, fold, scan, split_of_folders, split_of_word, stem
 from finite.data.sample import Finding, ImageSet
 from finite.data.table_columns import WANTED, Columns, cells_of, find_columns
 from finite.data.text import Text, TextError, read_text
@@ -24,7 +26,7 @@ from finite.data.text import Text, TextError, read_text
 _LIMIT = 1 << 30
 
 
-@dataclass
+@dataclass(slots=True)
 class _Row:
     line: int
     image: str
@@ -32,14 +34,42 @@ class _Row:
     box: list[str]
     size: list[str]
     split: str
+    ignore: bool
 
 
 @dataclass
 class _Table:
+    """A table whose columns are known; its rows are made of the text one by one, as they are asked for."""
+
     path: str
-    form: str
-    rows: list[_Row]
-    comma: bool  # decimal commas are possible: the columns are separated by something else
+    body: str
+    columns: Columns
+    separator: str
+    skip: int  # lines before the first row of data
+
+    @property
+    def form(self) -> str:
+        return self.columns.form
+
+    @property
+    def comma(self) -> bool:
+        """Whether decimal commas are possible: the columns are separated by something else."""
+        return self.separator != ","
+
+    def rows(self, findings: list[Finding]) -> Iterator[_Row]:
+        line = 0
+        try:
+            for line, cells in cells_of(self.body, self.separator):
+                if line > self.skip and any(cell.strip() for cell in cells):
+                    yield _row(line, cells, self.columns)
+        except csv.Error as error:
+            reason = f"breaks off: {error}; the rows above are read"
+            findings.append(Finding("unreadable_label", "note", reason, self.path, line + 1))
+
+    def content(self) -> tuple:
+        """The same for two tables of the same rows in any order (a sum of 64-bit hashes that differ in every run)."""
+        hashes = [hash((row.image, row.label or "", *row.box)) for row in self.rows([])]
+        return self.form, len(hashes), sum(hashes)
 
 
 def read(root: Path, index: Index | None = None) -> ImageSet:
@@ -47,20 +77,15 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     index = index or scan(root)
     findings: list[Finding] = []
     tables: list[_Table] = []
-    contents: dict[tuple, str] = {}
     faults: list[Finding] = []
     for path in index.with_suffix(".csv", ".tsv"):
-        table = _read_table(index, path, findings, faults)
-        if table is None:
+        if class_list.is_class_list(path) and not looks_like(index, path):
             continue
-        content = (table.form, tuple(sorted((row.image, row.label or "", *row.box) for row in table.rows)))
-        if content in contents:
-            findings.append(
-                Finding("duplicate_id", "note", f"holds the same rows as {contents[content]}: read once", path)
-            )
-            continue
-        contents[content] = path
-        tables.append(table)
+        table = _open_table(index, path, findings, faults)
+        if table is not None:
+            tables.append(table)
+    if len(tables) > 1:
+        tables = _distinct(tables, findings)
     # A table without usable columns is a fault where it was to be the annotation, and just some other table where an
     # annotation was found.
     findings += [
@@ -84,7 +109,9 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     missing_labels(index, mentioned, findings)
     merged = _one_per_image(raws, findings)
     normalised = _are_fractions([obj.values for raw in merged for obj in raw.objects])
-    image_set = assemble(index, "csv", merged, Convention(tables[0].form if tables else "xyxy", normalised), findings)
+    convention = Convention(tables[0].form if tables else "xyxy", normalised)
+    image_set = assemble(index, "csv", merged, convention, findings)
+    class_list.apply(image_set, index, class_list.CLASSES_CSV)
     if len(forms) > 1:
         image_set.splits = {"all": []}
     return image_set
@@ -103,7 +130,16 @@ def _head(text: Text, lines: int = 30) -> str:
     return "\n".join(text.text[: 1 << 16].splitlines()[:lines])
 
 
-def _read_table(index: Index, path: str, findings: list[Finding], faults: list[Finding]) -> _Table | None:
+def _distinct(tables: list[_Table], findings: list[Finding]) -> list[_Table]:
+    first: dict[tuple, _Table] = {}
+    for table in tables:
+        same = first.setdefault(table.content(), table)
+        if same is not table:
+            findings.append(Finding("duplicate_id", "note", f"holds the same rows as {same.path}: read once", table.path))
+    return list(first.values())
+
+
+def _open_table(index: Index, path: str, findings: list[Finding], faults: list[Finding]) -> _Table | None:
     try:
         text = read_text(index.path(path), _LIMIT)
         body = text.text.replace("\0", "")
@@ -127,23 +163,15 @@ def _read_table(index: Index, path: str, findings: list[Finding], faults: list[F
                 "bad_header",
                 "fix",
                 f"no header: columns told by their content as picture {columns.image + 1}, "
-                f"box {', '.join(str(i + 1) for i in columns.box)} (left, top, right, bottom)",
+                f"box {', '.join(str(i + 1) for i in columns.box)} (left, top, right, bottom)"
+                + ("" if columns.label is None else f", class {columns.label + 1}"),
                 path,
                 1,
             )
         )
     if columns.label is None:
         findings.append(Finding("missing_class", "fix", "no class column: every object is called 'object'", path, 1))
-    rows = []
-    try:
-        for line, cells in cells_of(body, separator):
-            if line > skip and any(cell.strip() for cell in cells):
-                rows.append(_row(line, cells, columns))
-    except csv.Error as error:
-        findings.append(
-            Finding("unreadable_label", "note", f"breaks off: {error}; the rows above are read", path, line + 1)
-        )
-    return _Table(path, columns.form, rows, separator != ",")
+    return _Table(path, body, columns, separator, skip)
 
 
 def _row(line: int, cells: list[str], columns: Columns) -> _Row:
@@ -162,6 +190,7 @@ def _row(line: int, cells: list[str], columns: Columns) -> _Row:
         box,
         [cell(i) for i in columns.size or ()],
         cell(columns.split),
+        cell(columns.ignore).strip().lower() in ("1", "true", "yes"),
     )
 
 
@@ -171,7 +200,7 @@ def _read_rows(
     split_of_file = split_of_word(stem(PurePosixPath(table.path).stem)) or split_of_folders(table.path)
     found_before: dict[str, str | None] = {}
     unknown: dict[str, list[int]] = {}
-    for row in table.rows:
+    for row in table.rows(findings):
 
         def say(kind: str, action: str, reason: str, value: str) -> None:
             findings.append(Finding(kind, action, reason, table.path, row.line, value=value[:100]))
@@ -203,16 +232,20 @@ def _read_rows(
         if values is None:
             raw.lost += 1
         else:
-            raw.objects.append(RawObject("object" if row.label is None else row.label, values, line=row.line))
+            label = "object" if row.label is None else row.label
+            raw.objects.append(RawObject(label, values, line=row.line, ignore=row.ignore))
     for name, lines in unknown.items():
         if index.find(name, table.path, split_of_file):
             continue  # ambiguous, said above
-        kind = "path_escape" if escapes(name) else "missing_image"
+        kind, reason = absent(index, name) or (
+            "path_escape" if escapes(name) else "missing_image",
+            "the picture is not there",
+        )
         findings.append(
             Finding(
                 kind,
                 "drop_image",
-                f"the picture is not there ({len(lines)} rows)",
+                f"{reason} ({len(lines)} rows)",
                 table.path,
                 lines[0],
                 value=name[:100],

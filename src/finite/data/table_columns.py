@@ -4,8 +4,10 @@ import csv
 import io
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from finite.data.boxes import NumberFault, number
 from finite.data.images import SUFFIXES
@@ -49,6 +51,7 @@ _LABEL = (
     "type",
 )
 _SPLIT = ("split", "set", "subset", "usage", "dataset", "mlusage")
+_IGNORE = ("difficult", "iscrowd", "isgroupof", "ignore")
 _BOX_TEXT = ("bbox", "box", "boundingbox")
 _BOXES = (
     ("xyxy", ("xmin", "ymin", "xmax", "ymax")),
@@ -81,6 +84,8 @@ _SIZES = (
     ("imagew", "imageh"),
     ("width", "height"),
 )
+_SEPARATORS = (",", ";", "\t", "|")
+_LONGEST = 20  # lines that one row may span
 WANTED = "wanted columns: image (or filename), label (or class), xmin, ymin, xmax, ymax"
 
 
@@ -94,6 +99,7 @@ class Columns:
     form: str
     size: tuple[int, int] | None = None
     split: int | None = None
+    ignore: int | None = None
 
 
 def _plain(name: str) -> str:
@@ -103,7 +109,7 @@ def _plain(name: str) -> str:
 def columns_of(header: list[str]) -> Columns | None:
     """The columns by their names; None where picture or box cannot be told."""
     plain = [_plain(name) for name in header]
-    where = {name: plain.index(name) for name in plain}
+    where = {name: position for position, name in reversed(list(enumerate(plain)))}  # of equal names the first
     box = next(
         ((form, tuple(where[name] for name in names)) for form, names in _BOXES if all(n in where for n in names)), None
     )
@@ -122,15 +128,21 @@ def columns_of(header: list[str]) -> Columns | None:
         ),
         None,
     )
-    return Columns(image, label, box[1], box[0], size, next((where[name] for name in _SPLIT if name in where), None))
+    split, ignore = (next((where[n] for n in names if n in where), None) for names in (_SPLIT, _IGNORE))
+    return Columns(image, label, box[1], box[0], size, split, ignore)
 
 
 def _columns_by_content(row: list[str]) -> Columns | None:
-    """The columns of a table without a header: one picture's name, four numbers, at most one other text."""
+    """The columns of a table without a header: one picture's name, four numbers, at most one other text. A fifth number
+    is the class where it is whole and stands last."""
     names = [i for i, cell in enumerate(row) if os.path.splitext(cell.strip())[1].lower() in SUFFIXES]
     numbers = [i for i, cell in enumerate(row) if _is_number(cell)]
+    if len(names) != 1 or len(numbers) not in (4, 5):
+        return None
     rest = [i for i in range(len(row)) if i not in names and i not in numbers and row[i].strip()]
-    if len(names) != 1 or len(numbers) != 4 or len(rest) > 1:
+    if len(numbers) == 5 and not rest and numbers[-1] == len(row) - 1 and row[-1].strip().isdecimal():
+        rest = [numbers.pop()]
+    if len(numbers) != 4 or len(rest) > 1:
         return None
     return Columns(names[0], rest[0] if rest else None, tuple(numbers), "xyxy")
 
@@ -141,12 +153,16 @@ def find_columns(index: Index, text: str) -> tuple[Columns | None, str, int, boo
     skip = 0
     while skip < len(lines) and _is_preamble(index, lines[skip]):
         skip += 1
-    for has_header, told in ((True, columns_of), (False, _columns_by_content)):
-        for separator in (",", ";", "\t", "|"):
-            cells = next(cells_of(lines[skip], separator), (0, []))[1] if skip < len(lines) else []
-            columns = told(cells)
+    for separator in _SEPARATORS:
+        cells = next(cells_of(lines[skip], separator), (0, []))[1] if skip < len(lines) else []
+        columns = columns_of(cells)
+        if columns is not None:
+            return columns, separator, skip + 1, True
+    for line in lines[skip:]:  # the first rows may be of pictures without objects
+        for separator in _SEPARATORS:
+            columns = _columns_by_content(next(cells_of(line, separator), (0, []))[1])
             if columns is not None:
-                return columns, separator, skip + has_header, has_header
+                return columns, separator, skip, False
     return None, ",", skip, False
 
 
@@ -158,15 +174,45 @@ def _is_preamble(index: Index, line: str) -> bool:
 
 
 def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of each row, by the csv module."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+    """(line number, cells) of each row, by the csv module.
+
+    A quoted cell may hold line ends. But where such a row has not as many cells as the first one, or its later lines
+    have as many alone, its quote was never closed: then the line is taken alone, its quotes as they stand.
+    """
+    source, waiting, taken = io.StringIO(text, newline=""), deque(), []
+
+    def lines() -> Iterator[str]:
+        while len(taken) < _LONGEST and (line := waiting.popleft() if waiting else source.readline()):
+            taken.append(line)
+            yield line
+
+    options = {"delimiter": separator, "skipinitialspace": True}
+    reader, position, width = csv.reader(lines(), **options), 1, None
     while True:
-        line = reader.line_num + 1
         try:
             row = next(reader)
         except StopIteration:
             return
-        yield line, row
+        except csv.Error:
+            if len(taken) == 1:
+                raise
+            row = None
+        if len(taken) > 1 and (row is None or width not in (None, len(row)) or _are_rows(taken[1:], width, options)):
+            waiting.extendleft(reversed(taken[1:]))
+            del taken[1:]
+            row = next(csv.reader(taken, quoting=csv.QUOTE_NONE, **options))
+            reader = csv.reader(lines(), **options)
+        elif len(taken) == _LONGEST:
+            reader = csv.reader(lines(), **options)
+        width = width or len(row)
+        yield position, row
+        position += len(taken)
+        taken.clear()
+
+
+def _are_rows(lines: list[str], width: int | None, options: dict[str, Any]) -> bool:
+    """Whether one of the lines is a row of its own, as wide as the first one of the table."""
+    return any(len(next(csv.reader([line], quoting=csv.QUOTE_NONE, **options))) == width for line in lines)
 
 
 def _is_number(cell: str) -> bool:

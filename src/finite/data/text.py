@@ -5,6 +5,7 @@ the reader reports it as `bad_encoding`.
 """
 
 import codecs
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ def read_bytes(path: Path, limit: int) -> bytes:
     """The bytes of a file of at most `limit` bytes. Raises TextError."""
     try:
         with open(path, "rb") as file:
-            data = file.read(limit + 1)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(min(size, limit) + 1)  # not more: so much memory would be asked for at once
     except OSError as error:
         raise TextError(f"cannot be read: {error.strerror or error}") from error
     if len(data) > limit:

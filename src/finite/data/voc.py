@@ -2,6 +2,7 @@
 
 The picture of an annotation is found by the annotation's own stem first, then by the <filename> written in it; <path>
 is ignored, it belongs to another machine. Only an <object>'s own <bndbox> counts: those inside <part> are body parts.
+Classes are ordered by a labelmap.txt where there is one, else by the alphabet.
 """
 
 import re
@@ -12,10 +13,11 @@ from xml.etree.ElementTree import Element, ParseError
 from defusedxml import ElementTree
 from defusedxml.common import DefusedXmlException
 
+from finite.data import class_list
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import NumberFault, number
 from finite.data.conventions import Convention
-from finite.data.index import Index, basename, escapes, fold, scan, stem
+from finite.data.index import Index, absent, basename, escapes, fold, scan, stem
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, decode, read_bytes, read_text
 
@@ -25,6 +27,7 @@ _DECLARATION = re.compile(r"^\s*<\?xml[^>]*\?>")
 _ENCODING = re.compile(rb"""<\?xml[^>]*encoding\s*=\s*["']([A-Za-z0-9._-]+)""")
 _BARE_DOCTYPE = re.compile(r"<!DOCTYPE\s+[\w.:-]+\s*>")
 _BARE_AMPERSAND = re.compile(r"&(?!(?:amp|lt|gt|quot|apos|#\d+|#x[0-9a-fA-F]+);)")
+_MAIN = "imagesets/main"
 _LISTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
@@ -53,7 +56,9 @@ def read(root: Path, voc_base: int = 1, index: Index | None = None) -> ImageSet:
     spoken_of = set(raws) | {image for file in index.with_suffix(".xml") for image in index.same_stem(file)}
     missing_labels(index, spoken_of, findings)
     convention = Convention("xyxy", base=voc_base, counts_from=voc_base)
-    return assemble(index, "voc", list(raws.values()), convention, findings, folder_splits=not has_lists)
+    image_set = assemble(index, "voc", list(raws.values()), convention, findings, folder_splits=not has_lists)
+    class_list.apply(image_set, index, class_list.LABELMAP)
+    return image_set
 
 
 def parse_xml(path: Path) -> tuple[Element, list[tuple[str, str, str]]]:
@@ -130,7 +135,9 @@ def _find_image(index: Index, file: str, filename: str, say) -> str | None:
         say("ambiguous_image", "drop_file", f"more than one picture fits: {', '.join(found[:3])}", value=filename)
         return None
     if not found:
-        if escapes(filename):
+        if other := absent(index, file, filename):
+            say(other[0], "drop_file", other[1], value=filename)
+        elif escapes(filename):
             say(
                 "path_escape",
                 "drop_file",
@@ -186,6 +193,10 @@ def _apply_lists(index: Index, raws: dict[str, RawImage], findings: list[Finding
         folders, name = file.split("/")[:-1], stem(file).lower()
         if "imagesets" in (folder.lower() for folder in folders) and name in (*_LISTS, "trainval"):
             lists.setdefault(name, []).append(file)
+    main = {
+        name: kept for name, files in lists.items() if (kept := [f for f in files if f"/{_MAIN}/" in f"/{f.lower()}"])
+    }
+    lists = main or lists  # those of Segmentation and Layout divide other pictures otherwise
     if "train" in lists:
         lists.pop("trainval", None)  # the union of the other two
     by_stem: dict[str, list[str]] = {}
@@ -223,7 +234,8 @@ def _apply_list(
             continue
         images = by_stem.get(fold(stem(entry)))
         if images is None:  # "000005 -1": a class list's flag
-            entry = re.sub(r"\s+-?[01]$", "", entry)
+            *words, last = entry.split()
+            entry = entry[: -len(last)].rstrip() if words and last in ("-1", "0", "1") else entry
             images = by_stem.get(fold(stem(entry)))
         if images is None:
             if fold(stem(entry)) not in excused:

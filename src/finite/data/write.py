@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import yaml
 
 from finite.data.boxes import Box
+from finite.data.class_list import CLASSES_CSV, LABELMAP, labelmap
 from finite.data.index import Index
 from finite.data.sample import ImageRecord, ImageSet
 
@@ -24,7 +25,7 @@ _LISTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def write_voc(image_set: ImageSet, root: Path) -> None:
-    """An XML for each picture and ImageSets/Main; objects to be ignored are `difficult`."""
+    """An XML for each picture, ImageSets/Main and labelmap.txt; objects to be ignored are `difficult`."""
     for record in _records(image_set):
         top = ElementTree.Element("annotation")
         ElementTree.SubElement(top, "filename").text = PurePosixPath(record.id).name
@@ -48,6 +49,8 @@ def write_voc(image_set: ImageSet, root: Path) -> None:
         if records := image_set.splits.get(split):
             file = f"ImageSets/Main/{name}.txt"
             _write_lines(root / file, [_list_entry(index, record.id, file) for record in records])
+    if (text := labelmap(image_set.classes)) is not None:
+        (root / LABELMAP).write_text(text, "utf-8", newline="\n")
 
 
 def voc_label(image: str) -> str:
@@ -90,12 +93,12 @@ def coco_file(split: str) -> str:
     return "annotations/instances" + (f"_{_LISTS[split]}" if split in _LISTS else "") + ".json"
 
 
-def class_numbers(image_set: ImageSet) -> dict[str, int]:
-    """The source's own number of each class where they are in the order of the classes, else 1, 2, 3, ..."""
+def class_numbers(image_set: ImageSet, first: int = 1) -> dict[str, int]:
+    """The source's own number of each class where they are in the order of the classes, else `first` and those after."""
     names = list(dict.fromkeys(image_set.classes))
     numbers = [image_set.class_ids.get(name) for name in names]
     if None in numbers or numbers != sorted(set(numbers)):
-        numbers = range(1, len(names) + 1)
+        numbers = range(first, first + len(names))
     return dict(zip(names, numbers))
 
 
@@ -133,18 +136,22 @@ def yolo_entry(image: str) -> str:
 
 
 def write_csv(image_set: ImageSet, root: Path) -> None:
-    """annotations.csv, a row for each object, a row with empty cells for a picture without objects."""
+    """annotations.csv, a row for each object, a row with empty cells for a picture without objects; and classes.csv.
+    The column `difficult` is there where objects are to be ignored."""
+    marked = ["difficult"] * any(obj.ignore for record in _records(image_set) for obj in record.objects)
     with open(root / CSV_FILE, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow("image label xmin ymin xmax ymax image_width image_height split".split())
+        table.writerow([*"image label xmin ymin xmax ymax image_width image_height split".split(), *marked])
         for split, records in image_set.splits.items():
             for record in records:
                 more = [record.width, record.height, split if split in _LISTS else ""]
                 for obj in record.objects:
                     box = above_a_pixel(obj.box, record.width, record.height)
-                    table.writerow([record.id, obj.label, *map(digits, box), *more])
+                    table.writerow([record.id, obj.label, *map(digits, box), *more, *(int(obj.ignore) for _ in marked)])
                 if not record.objects:
-                    table.writerow([record.id, "", "", "", "", "", *more])
+                    table.writerow([record.id, "", "", "", "", "", *more, *("" for _ in marked)])
+    with open(root / CLASSES_CSV, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(class_numbers(image_set, first=0).items())
 
 
 CSV_FILE = "annotations.csv"

@@ -6,12 +6,14 @@ numbers is a polygon and is taken by its extent. An empty label file means a pic
 means nothing.
 """
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import Box, NumberFault, number
 from finite.data.conventions import Convention, classes_from_one
-from finite.data.index import Index, fold, scan
+from finite.data.index import Index, absent, fold, scan
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, read_text
 from finite.data.yolo_layout import Layout, read_layout
@@ -25,25 +27,24 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     index = index or scan(root)
     findings: list[Finding] = []
     layout = read_layout(index, findings)
-    rows_of: dict[str, tuple[str, list[tuple[int, list[str]]]]] = {}  # image -> (label file, its rows)
+    label_of: dict[str, str] = {}  # image -> its label file
     ambiguous: set[str] = set()
     for file in label_files(index, layout):
         image = _image_of(index, file, ambiguous, findings)
         if image is None:
             continue
-        if image in rows_of:
+        if image in label_of:
             findings.append(
-                Finding("duplicate_id", "drop_file", f"{image} has the labels {rows_of[image][0]} already", file)
+                Finding("duplicate_id", "drop_file", f"{image} has the labels {label_of[image]} already", file)
             )
-            continue
-        rows = _rows(index, file, findings)
-        if rows is not None:
-            rows_of[image] = (file, rows)
         else:
-            ambiguous.add(image)
-    classes = layout.classes or _numbers_as_names(rows_of, findings)
-    raws, numbers_used = [], []
-    for image, (file, rows) in rows_of.items():
+            label_of[image] = file
+    classes = layout.classes or _numbers_as_names(index, label_of.values(), findings)
+    raws, numbers_used = [], Counter()
+    for image, file in label_of.items():
+        rows = _rows(index, file, findings)
+        if rows is None:
+            continue  # said
         raw = RawImage(image, file, [], split=layout.splits.get(image))
         for line, tokens in rows:
             obj = _read_row(tokens, line, file, classes, layout.keypoints, numbers_used, findings)
@@ -52,7 +53,7 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
             else:
                 raw.objects.append(obj)
         raws.append(raw)
-    missing_labels(index, set(rows_of) | ambiguous, findings)
+    missing_labels(index, set(label_of) | ambiguous, findings)
     refusal = classes_from_one(numbers_used, len(classes), layout.file)
     image_set = assemble(
         index,
@@ -114,7 +115,8 @@ def _image_of(index: Index, file: str, ambiguous: set[str], findings: list[Findi
             Finding("ambiguous_image", "drop_file", f"more than one picture fits: {', '.join(found[:3])}", file)
         )
     elif not found:
-        findings.append(Finding("missing_image", "drop_file", "its picture is not there", file))
+        kind, reason = absent(index, file) or ("missing_image", "its picture is not there")
+        findings.append(Finding(kind, "drop_file", reason, file))
     return found[0] if len(found) == 1 else None
 
 
@@ -136,12 +138,13 @@ def _rows(index: Index, file: str, findings: list[Finding]) -> list[tuple[int, l
     return [(position, words) for position, words in rows if words]
 
 
-def _numbers_as_names(rows_of: dict, findings: list[Finding]) -> list[str]:
-    """Class numbers as names, 0 to the highest used, for a set that names no classes."""
+def _numbers_as_names(index: Index, files: Iterable[str], findings: list[Finding]) -> list[str]:
+    """Class numbers as names, 0 to the highest used, for a set that names no classes. The files are read once more for
+    it: all rows of a large set would fill the memory."""
     used = {
         number_
-        for _, rows in rows_of.values()
-        for _, tokens in rows
+        for file in files
+        for _, tokens in _rows(index, file, []) or ()
         if (number_ := _class_number(tokens[0])) is not None and 0 <= number_ < 10_000
     }
     findings.append(
@@ -168,7 +171,7 @@ def _read_row(
     file: str,
     classes: list[str],
     keypoints: bool,
-    numbers_used: list[int],
+    numbers_used: Counter[int],
     findings: list[Finding],
 ) -> RawObject | None:
     def say(kind: str, action: str, reason: str, value: str | None = None) -> None:
@@ -195,7 +198,7 @@ def _read_row(
         except NumberFault as fault:
             say(fault.kind, "drop_object", f"column {column}: {fault}; {_FORM}")
             return None
-    numbers_used.append(class_number)
+    numbers_used[class_number] += 1
     if not 0 <= class_number < len(classes):
         say(
             "class_index_out_of_range",

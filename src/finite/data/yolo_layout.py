@@ -17,6 +17,9 @@ from finite.data.sample import Finding
 from finite.data.text import TextError, read_text, whole
 
 _LIMIT = 64 << 20
+_YAML_LIMIT = 4 << 20  # bytes
+#: Plain strings, lists and dicts only. libyaml's is ten times as fast and has a limit of depth; Python's knows no other.
+_LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 _KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 _NAME_FILES = (
     "classes.txt",
@@ -38,6 +41,13 @@ class Layout:
     texts: set[str] = field(default_factory=set)
     keypoints: bool = False  # rows carry keypoints after the box
     file: str | None = None  # where the classes are named
+    _folders: set[PurePosixPath] = field(default_factory=set)
+
+    def folders(self, index: Index) -> set[PurePosixPath]:
+        """All folders that hold pictures, at any depth."""
+        if not self._folders:
+            self._folders = {parent for path in index.images for parent in PurePosixPath(path).parents}
+        return self._folders
 
 
 def read_layout(index: Index, findings: list[Finding]) -> Layout:
@@ -71,7 +81,10 @@ def is_dataset_yaml(index: Index, path: str) -> bool:
 
 def _load(index: Index, path: str) -> dict[str, Any] | None:
     try:
-        document = yaml.load(read_text(index.path(path), 4 << 20).text, Loader=yaml.BaseLoader)
+        text = read_text(index.path(path), _YAML_LIMIT).text
+        if "names" not in text:  # some other YAML, which may be large, and parsing is slow
+            return {}
+        document = yaml.load(text, Loader=_LOADER)
     except (TextError, yaml.YAMLError, RecursionError, ValueError):
         return None
     return document if isinstance(document, dict) else None
@@ -112,7 +125,8 @@ def _names(value: Any) -> dict[int, str]:
 
 def _checked(names: dict[int, str], file: str, findings: list[Finding]) -> list[str]:
     """Names as a list (a number without a name is called by it), blanks stripped and said."""
-    classes = []
+    classes: list[str] = []
+    first: dict[str, int] = {}
     for position in range(max(names) + 1):
         written = names.get(position, str(position))
         name = written.strip() or str(position)
@@ -126,12 +140,12 @@ def _checked(names: dict[int, str], file: str, findings: list[Finding]) -> list[
                     value=repr(written),
                 )
             )
-        if name in classes:
+        if first.setdefault(name, position) != position:
             findings.append(
                 Finding(
                     "near_duplicate_class",
                     "note",
-                    f"{name!r} is named under the numbers {classes.index(name)} and {position}",
+                    f"{name!r} is named under the numbers {first[name]} and {position}",
                     file,
                     value=name,
                 )
@@ -168,7 +182,7 @@ def _members(index: Index, entry: str, layout: Layout, findings: list[Finding]) 
             return _from_list(index, min(lists, key=lambda path: path.count("/")), layout, findings)
     elif not wanted:
         return list(index.images)
-    folders = {parent for path in index.images for parent in PurePosixPath(path).parents}
+    folders = layout.folders(index)
     for length in range(len(wanted), 0, -1):
         tail = tuple(fold(part) for part in wanted[-length:])
         fitting = [folder for folder in folders if tuple(fold(part) for part in folder.parts[-length:]) == tail]

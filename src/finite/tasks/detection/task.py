@@ -53,16 +53,19 @@ class DetectionTask:
     def __init__(self, config: Config, classes: Sequence[str] | None = None) -> None:
         self.config = config
         self.classes = None if classes is None else list(classes)
+        self.numbers: dict[str, int] = {}  # what the data's files call each class, where they use numbers
         self.statistics: dict[str, np.ndarray] = {}  # what `Network.set_statistics` takes; empty without data
 
     @classmethod
     def restore(cls, config: Config, state: Mapping[str, Any]) -> "DetectionTask":
         """The task of a checkpoint. The statistics are tensors of the checkpoint and come with the weights."""
-        return cls(config, state["classes"])
+        task = cls(config, state["classes"])
+        task.numbers = dict(state.get("numbers_in_files", {}))
+        return task
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs, for the checkpoint."""
-        return {"classes": self._known_classes()}
+        return {"classes": self._known_classes(), "numbers_in_files": self.numbers}
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
@@ -82,7 +85,7 @@ class DetectionTask:
         classes = class_names(config.object, found.classes, config.background)
         if self.classes is not None and classes != self.classes:
             raise UserError(f"{config.root}: has the classes {', '.join(classes)}; the run was trained on {', '.join(self.classes)}")
-        self.classes = classes
+        self.classes, self.numbers = classes, {name: found.class_ids[name] for name in classes if name in found.class_ids}
 
         notes, left_out = audit_show.sentences(audit.findings), Counter()
         declared = {}
