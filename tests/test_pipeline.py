@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finite.data.pipeline import Batch, Loader, check, order, plan
+from finite.data.pipeline import Batch, Loader, check, copies, order, plan
 from finite.errors import UserError
 from finite.tasks.base import Field
 
@@ -222,3 +222,10 @@ def test_a_missing_field_is_a_problem():
     batch = a_batch()
     del batch.arrays["label"]
     assert check(batch, Rows.fields) == [(-1, "label", "missing")]
+
+
+def test_batch_of_copies_is_told_from_one_that_only_holds_some():
+    image = np.stack([np.full((2, 2), 9, np.float32)] * 3)
+    assert copies(a_batch(image=image), Rows.fields)
+    image[2, 1, 1] = 8
+    assert not copies(a_batch(image=image), Rows.fields)

@@ -2,12 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from finite.config import Guard as Rules
 from finite.config import Spike
 from finite.guard import verdict as v
-from finite.guard.policy import Guard
+from finite.guard.policy import POINT_WINDOW, Guard
 
 EPOCH = 4  # steps
 INPUT = v.Verdict(v.BAD_INPUT, rows=(0,))
@@ -194,3 +195,37 @@ def test_saved_state_does_not_change_with_the_guard():
     healthy(guard, 2, 9.0)
     guard.blame(INPUT, dict.fromkeys([1], "x"))
     assert json.dumps(state) == before
+
+
+def test_key_points_may_grow_from_their_recent_magnitude_and_not_beyond():
+    guard = made(jump=100.0)
+    assert guard.limits().points is None  # nothing is known yet
+    guard.healthy(1.0, EPOCH, (0.001, 50.0))
+    assert list(guard.limits().points) == [100.0, 5000.0]  # a point that starts near 0 may grow
+    for _ in range(POINT_WINDOW):
+        guard.healthy(1.0, EPOCH, (2.0, 3.0))
+    assert list(guard.limits().points) == [200.0, 300.0]  # what was long ago is forgotten
+    guard.healthy(1.0, EPOCH, (3e38, 3.0))
+    assert np.isfinite(np.float32(guard.limits().points)).all()
+    guard.new_stage()
+    assert guard.limits().points is None and guard.limits().norm == float("inf")
+
+
+def test_sample_that_is_given_back_starts_with_a_clean_record():
+    guard = made()
+    guard.blame(TERM, {7: "first"}, 3)
+    guard.blame(TERM, {7: "second"}, 9)
+    assert guard.quarantined_at == {7: 9}
+    guard.give_back(7)
+    assert guard.quarantine == {} and guard.quarantined_at == {}
+    assert guard.blame(TERM, {7: "third"}, 20) == []  # twice again, before it is set aside
+
+
+def test_memory_of_an_older_version_is_taken_up():
+    state = made().state()
+    for name in ("points", "rates", "streak", "quarantined_at"):
+        del state[name]
+    del state["counts"]["incidents"]
+    guard = made()
+    guard.load(state)
+    assert guard == made()

@@ -7,6 +7,7 @@ from toy import FIELDS, GROUPS, toy_arrays, toy_batch, toy_step, step_state, Toy
 
 from finite.guard.report import Limits
 from finite.guard import verdict as v
+from finite.training.step import DRY
 
 INF = float("inf")
 
@@ -98,6 +99,35 @@ def test_gradient_of_1e30_is_refused_and_its_size_reported(step):
     assert v.judge(huge, half=False).kind == v.BAD_GRADIENT
     after = step_state(step)
     assert any(not np.array_equal(before[n], after[n]) for n in before)  # the first, good step did train
+
+
+def test_dry_attempt_changes_nothing_and_is_judged_as_the_real_one_would_be(step):
+    before = step_state(step)
+    assert v.judge(attempt(step, rate=DRY), half=False, dry=True).kind == v.HEALTHY
+    assert v.judge(attempt(step, BAD["Inf target"][0], rate=DRY), half=False, dry=True).rows == (2,)
+    assert_same(before, step_state(step))
+
+
+def test_key_point_beyond_its_limit_is_refused(step):
+    before = step_state(step)
+    limits = Limits(points=np.array([1e4, 1e-3, 1e4]))
+    report = step.run(7, toy_batch(toy_arrays()), 1e-2, 1.0, limits, FIELDS)
+    verdict = v.judge(report, half=False)
+    assert not report.good and (verdict.kind, verdict.names) == (v.BAD_ACTIVATION, ("logits",))
+    assert_same(before, step_state(step))
+
+
+def test_features_that_died_are_refused_although_every_number_is_finite(step):
+    beta = next(p for p in step.parameters_trained if p.name == "backbone.4.beta")
+    kept = beta.asnumpy().copy()
+    ops.assign(beta, Tensor(np.full_like(kept, -1e4)))
+    before = step_state(step)
+    report = attempt(step)
+    verdict = v.judge(report, half=False)
+    assert not report.good and (verdict.kind, verdict.names) == (v.BAD_ACTIVATION, ("features",))
+    assert np.isfinite(report.blocks["values"]).all() and np.isfinite(report.norm)
+    assert_same(before, step_state(step))
+    ops.assign(beta, Tensor(kept))
 
 
 def test_statistics_that_jump_are_refused_and_put_back(step):

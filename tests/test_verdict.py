@@ -52,6 +52,21 @@ def test_rate_that_is_not_finite_is_the_states_fault():
     assert "nan" in verdict.sentence
 
 
+@pytest.mark.parametrize(("largest", "words"), [(0.0, "0 throughout"), (3e9, "3e+09, far above its recent magnitude")])
+def test_key_point_that_died_or_exploded_is_named_with_its_size(largest, words):
+    verdict = v.judge(made(point_fault=[(0, 1)], point_largest=[(0, largest), (1, 4.0)]), half=False)
+    assert (verdict.kind, verdict.names, verdict.rows) == (v.BAD_ACTIVATION, ("features",), ()) and words in verdict.sentence
+    assert v.judge(made(point_fault=[(0, 1)], **GRADIENT), half=True).kind == v.BAD_ACTIVATION  # the gradient is its consequence
+    assert v.judge(made(point_fault=[(0, 1)], **TERM), half=False).kind == v.BAD_TERM
+
+
+def test_dry_attempt_is_judged_as_if_its_rate_were_right():
+    dry = {"head": {"learning_rate": -1.0, "rate_bad": 1.0}}
+    assert v.judge(made(**dry), half=False, dry=True).kind == v.HEALTHY
+    assert v.judge(made(**dry, **TERM), half=False, dry=True).kind == v.BAD_TERM
+    assert v.judge(made(**dry), half=False).kind == v.BAD_STATE
+
+
 def test_bad_term_names_term_sample_and_key_point():
     verdict = v.judge(made(**TERM), half=False)
     assert (verdict.kind, verdict.rows, verdict.terms) == (v.BAD_TERM, (3,), ("box",))
