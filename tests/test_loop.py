@@ -13,7 +13,7 @@ from toy import CLASSES, FIELDS, ToyTerms, toy_arrays, toy_task
 from finite.config import Checkpoint as CheckpointConfig
 from finite.config import Config, Stage
 from finite.data.pipeline import Loader
-from finite.errors import GuardStop
+from finite.errors import GuardStop, UserError
 from finite.guard import verdict as v
 from finite.guard.policy import Guard
 from finite.monitor.history import History
@@ -344,3 +344,18 @@ def test_source_that_breaks_its_word_is_a_bug_and_no_bad_sample(compiled, tmp_pa
         train(loop)
     run = result(loop)
     assert run.seen == [] and run.history == [] and run.guard.quarantine == {}
+
+
+class Vanishing(ToySource):
+    """A file that is there when the run begins, and not when it is read again."""
+
+    def row(self, index, seed, epoch):
+        if index == SICK:
+            raise UserError("sample 21: no such file")
+        return super().row(index, seed, epoch)
+
+
+def test_file_that_vanishes_while_training_is_set_aside_and_the_run_goes_on(compiled, tmp_path):
+    run = train(begin(compiled, tmp_path, Vanishing()))
+    assert run.guard.quarantine == {SICK: "sample 21: no such file"} and numbers(run.steps) == ALL
+    assert {line["verdict"] for line in run.steps} == {v.HEALTHY} and not_finite(run.state) == []

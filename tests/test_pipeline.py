@@ -144,7 +144,7 @@ def test_what_a_row_raises_arrives_with_the_samples_id_and_its_cause():
 
 def test_a_users_mistake_stays_one():
     with pytest.raises(UserError, match=r"^image-3\.png: cut short$"):
-        list(Loader(Rows(9, {3: UserError("image-3.png: cut short")}), 4, 1).epoch(1))
+        list(Loader(Rows(9, {3: UserError("image-3.png: cut short")}), 4, 1).epoch(None))
 
 
 def test_a_row_of_another_shape_or_dtype_is_refused_with_its_id():
@@ -229,3 +229,18 @@ def test_batch_of_copies_is_told_from_one_that_only_holds_some():
     assert copies(a_batch(image=image), Rows.fields)
     image[2, 1, 1] = 8
     assert not copies(a_batch(image=image), Rows.fields)
+
+
+def test_sample_that_cannot_be_read_in_training_is_noted_and_its_company_is_kept():
+    source = Rows(9, {3: UserError("image-3.png: cut short")})
+    batches = list(Loader(source, 4, 1).epoch(1))
+    noted = [(int(b.indices[row]), reason) for b in batches for row, reason in b.unreadable.items()]
+    assert set(noted) == {(3, "image-3.png: cut short")} and len(batches) == 3
+    for batch in batches:
+        for row, index in enumerate(batch.indices):
+            assert (batch.arrays["image"][row] == 0).all() == (index == 3)
+
+
+def test_drive_that_has_gone_is_an_error_and_not_the_samples_fault():
+    with pytest.raises(UserError, match="gone"):
+        list(Loader(Rows(9, {i: UserError(f"image-{i}.png: gone") for i in range(9)}), 4, 1).epoch(1))

@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,12 +27,14 @@ if TYPE_CHECKING:  # a vocabulary of types; the data layer runs without the task
 class Batch:
     """Fields by name, each (B, ...); `use` (B,) float32: 1 for rows that count; `indices` (B,) int64 into the source.
 
-    Fields of role "weight" are already multiplied by `use`.
+    Fields of role "weight" are already multiplied by `use`. `unreadable`: rows whose sample could not be read, with the
+    reason; they hold zeros and must not be trained on.
     """
 
     arrays: dict[str, np.ndarray]
     use: np.ndarray
     indices: np.ndarray
+    unreadable: dict[int, str] = field(default_factory=dict)
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
@@ -110,7 +112,8 @@ class Loader:
     def epoch(self, epoch: int | None, start: int = 0, quarantined: Collection[int] = ()) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on, in order. Closing the iterator early ends its threads.
 
-        What a row raises comes out here with the sample's id: UserError as it is, anything else as RuntimeError.
+        A sample that can't be read (UserError) is noted in its batch when `epoch` is a number, and raised when it is None
+        or when no row of the batch can be read. What else a row raises comes out as RuntimeError with the sample's id.
         """
         batches = iter(self.plan(epoch, quarantined)[start:])
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="finite-loader")
@@ -130,16 +133,23 @@ class Loader:
 
     def _assemble(self, epoch: int | None, indices: np.ndarray, use: np.ndarray) -> Batch:
         fields = self.source.fields
-        arrays = {field.name: np.empty((len(indices), *field.shape), field.dtype) for field in fields}
+        arrays = {field.name: np.zeros((len(indices), *field.shape), field.dtype) for field in fields}
+        unreadable: dict[int, str] = {}
         for place, index in enumerate(indices.tolist()):  # row by row into place: its memory is used again at once
-            row = self._row(index, epoch)
+            try:
+                row = self._row(index, epoch)
+            except UserError as error:
+                unreadable[place] = str(error)
+                if epoch is None or len(unreadable) == len(indices):
+                    raise
+                continue
             for field in fields:
                 value = row[field.name]
                 if value.shape != field.shape or value.dtype != field.dtype:
                     raise RuntimeError(f"sample {self.source.ids[index]}: {field.name} is {value.dtype} {value.shape} "
                                        f"instead of {np.dtype(field.dtype)} {field.shape}")  # fmt: skip
                 arrays[field.name][place] = value * use[place] if field.role == "weight" else value
-        return Batch(arrays, use, indices)
+        return Batch(arrays, use, indices, unreadable)
 
     def _row(self, index: int, epoch: int | None) -> dict[str, np.ndarray]:
         try:

@@ -184,6 +184,10 @@ class StageLoop:
         if not batch.use.any():
             return None, v.Verdict(v.EMPTY, sentence="every sample of the batch is in quarantine")
         fields = run.source.fields
+        if batch.unreadable:
+            rows = tuple(sorted(batch.unreadable))
+            names = tuple(f.name for f in fields if f.role == "input")
+            return None, v.Verdict(v.BAD_INPUT, rows, (), names, batch.unreadable[rows[0]], batch.unreadable)
         problems = check(batch, fields)
         if problems and problems[0][0] < 0:
             raise ValueError(f"batch field {problems[0][1]}: {problems[0][2]}")  # not data: a source broke its word
