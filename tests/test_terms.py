@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor, amp, nn
 
 from finite.tasks.detection.network import Network
-from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
+from finite.tasks.detection.terms import BOX_LOSSES, POINTS, TERMS, DetectionTerms
 
 MEAN, STD = np.array([16, 15, 10, 8], np.float32), np.array([4, 3, 2, 5], np.float32)
 
@@ -78,6 +78,16 @@ def test_box_is_the_mean_over_scaled_coordinates():
     np.testing.assert_allclose(huber[1], [0.0625, (2 * (3 - 1) + 2 * (5 - 1)) / 4], rtol=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["giou", "ciou"])
+def test_overlap_is_taken_in_pixels_after_the_z_scores(loss):
+    """A z-score of 0 is the mean box; half as wide about the same centre is an IoU of a half, in a hull of the true size."""
+    half = np.array([[0, 0, (MEAN[2] / 2 - MEAN[2]) / STD[2], 0]])
+    values, _ = rows(np.zeros((1, 2)), half, [0], np.zeros((1, 4)), loss=loss)
+    turned = np.arctan(MEAN[2] / MEAN[3]) - np.arctan(MEAN[2] / 2 / MEAN[3])
+    v = 4 / np.pi**2 * turned**2
+    assert values[1][0] == pytest.approx(0.5 + (v * v / (0.5 + v) if loss == "ciou" else 0), rel=1e-5)
+
+
 def test_weights_pass_through_and_mask_nothing():
     logits, box_z, label, target = random_case()
     values, weights = rows(logits, box_z, label, target)
@@ -92,7 +102,7 @@ def test_huge_finite_outputs_give_finite_values():
     assert np.isfinite(values).all()
 
 
-@pytest.mark.parametrize("loss", ["huber", "mse"])
+@pytest.mark.parametrize("loss", BOX_LOSSES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_fault_is_seen_in_its_own_row_and_term_alone(loss, bad):
     logits, box_z, label, target = random_case()
@@ -158,7 +168,7 @@ def loss_gradients(cell: DetectionTerms, parameters, arguments):
     return ms.jit(ms.value_and_grad(loss, None, parameters))(*arguments)
 
 
-@pytest.mark.parametrize(("loss", "huge"), [("huber", 1e25), ("mse", 1e16)])
+@pytest.mark.parametrize(("loss", "huge"), [("huber", 1e25), ("mse", 1e16), ("giou", 1e16), ("ciou", 1e16)])
 def test_gradients_stay_finite_where_huge_errors_are(loss, huge):
     net = network()
     net.box_head.box.bias.set_data(Tensor(np.array([huge, 0, 0, 0], np.float32)))

@@ -5,6 +5,9 @@ A value that is not finite comes out as it is: the engine must see it to name th
 
 from mindspore import dtype, nn, ops
 
+from finite.tasks.detection.iou_losses import ciou_loss, giou_loss
+
+BOX_LOSSES = ("huber", "mse", "giou", "ciou")
 TERMS = ("class", "box")
 POINTS = ("features", "logits", "box_z")
 
@@ -15,18 +18,18 @@ class DetectionTerms(nn.Cell):
 
     `class`: softmax cross entropy with label smoothing (Szegedy et al. 2015, arXiv:1512.00567). `box`: mean over the
     four z-scored coordinates of the squared error ("mse"), or of Huber's loss with `delta` ("huber": 0.5 e^2 up to
-    delta, delta (|e| - 0.5 delta) beyond; Huber 1964).
+    delta, delta (|e| - 0.5 delta) beyond; Huber 1964); or from the overlap in px ("giou", "ciou": `iou_losses`).
     """
 
     def __init__(self, network: nn.Cell, smoothing: float = 0.1, loss: str = "huber", delta: float = 1.0) -> None:
         super().__init__(auto_prefix=False)
-        if loss not in ("huber", "mse"):
-            raise ValueError(f"box loss {loss!r} is neither huber nor mse")
+        if loss not in BOX_LOSSES:
+            raise ValueError(f"box loss {loss!r} is none of {', '.join(BOX_LOSSES)}")
         self.network = network
         parameters = {parameter.name: parameter for parameter in network.get_parameters()}
         self.box_mean, self.box_std = parameters["box_mean"], parameters["box_std"]
         self.smoothing = smoothing
-        self.huber = loss == "huber"
+        self.loss = loss
         self.delta = delta
 
     def construct(self, image, label, box, class_weight, box_weight):
@@ -48,10 +51,14 @@ class DetectionTerms(nn.Cell):
         return -ops.sum(target * log_softmax, 1)
 
     def box_loss(self, box_z, box):
-        """(B, 4) predicted z-scores, (B, 4) target in px -> (B,) mean over the coordinates."""
-        target = (ops.cast(box, dtype.float32) - self.box_mean) / self.box_std
-        error = ops.cast(box_z, dtype.float32) - target
-        if not self.huber:
+        """(B, 4) predicted z-scores, (B, 4) target in px -> (B,)."""
+        box_z, box = ops.cast(box_z, dtype.float32), ops.cast(box, dtype.float32)
+        if self.loss == "giou":
+            return giou_loss(box_z * self.box_std + self.box_mean, box)
+        if self.loss == "ciou":
+            return ciou_loss(box_z * self.box_std + self.box_mean, box)
+        error = box_z - (box - self.box_mean) / self.box_std
+        if self.loss == "mse":
             return ops.mean(error * error, 1)
         # Huber without a branch. `minimum` swallows a NaN; the linear part still carries it.
         size = ops.abs(error)
