@@ -10,10 +10,10 @@ from mindspore import Tensor
 from PIL import Image
 
 from finite.config import load
-from finite.data.pipeline import Loader
+from finite.data.pipeline import Loader, check
 from finite.errors import UserError
 from finite.tasks.base import Task
-from finite.tasks.detection.task import DetectionTask, evenly
+from finite.tasks.detection.task import DetectionTask, balanced, evenly
 
 MODEL = ["model.image_size=32", "model.width=4", "model.box_channels=4", "model.box_hidden=8"]
 
@@ -101,6 +101,22 @@ def test_only_training_samples_are_augmented(root, folder):
         assert np.array_equal(source.row(0, 1, 0)["image"], source.row(0, 1, None)["image"])
     still = task_of(root, "augment.enabled=false").data(folder)
     assert np.array_equal(still.train.row(0, 1, 0)["image"], plain)
+
+
+def test_balanced_classes_count_the_same_in_training_and_nothing_is_weighted_elsewhere(tmp_path, folder):
+    root = coco(tmp_path / "rare", [one("cat" if number % 4 else "dog", number) for number in range(40)])
+    sources = task_of(root, "loss.class_weights=balanced").data(folder)
+    rows = [sources.train.row(i, 1, None) for i in range(len(sources.train))]
+    total = {label: sum(float(row["class_weight"]) for row in rows if row["label"] == label) for label in (0, 1)}
+    assert total[0] == pytest.approx(total[1]) and sum(total.values()) == pytest.approx(len(rows))
+    assert {float(row["class_weight"]) for row in rows} != {1.0}
+    assert float(sources.test.row(0, 1, None)["class_weight"]) == 1
+    assert all(check(batch, sources.train.fields) == [] for batch in Loader(sources.train, 8, seed=1).epoch(0))
+
+
+def test_balanced_weights_by_hand():
+    assert balanced([30, 10]) == [40 / 60, 2.0]
+    assert balanced([6, 0, 3]) == [0.75, 1.0, 1.5]  # a class without samples shares nothing out
 
 
 def test_statistics_come_from_the_unaugmented_training_split(root, folder):

@@ -118,6 +118,17 @@ def test_an_image_without_object_has_the_weights_it_should(tmp_path, background,
     assert row["box"].tolist() == [0, 0, 0, 0] and source.origins == ["list.csv"]
 
 
+def test_class_weights_count_samples_by_their_class_and_fit_the_field(tmp_path):
+    samples = make(tmp_path, 3)
+    empty = (ImageRecord("2.png", tmp_path / "2.png", 160, 120, (), "list.csv"), None)
+    source = DetectionSource([*samples[:2], empty], ["a", "b", "none"], 64, background=True, class_weights=[0.25, 3.5, 2])
+    assert [float(source.row(i, 1, None)["class_weight"]) for i in range(3)] == [0.25, 3.5, 2.0]
+    assert [float(source.row(i, 1, None)["box_weight"]) for i in range(3)] == [1, 1, 0]
+    assert [check(batch, source.fields) for batch in Loader(source, 2, seed=1).epoch(0)] == [[], []]
+    source = DetectionSource([*samples[:2], empty], ["a", "b"], 64, class_weights=[0.25, 3.5])
+    assert float(source.row(2, 1, None)["class_weight"]) == 0
+
+
 def test_a_box_beyond_the_image_is_clipped_to_the_frame(tmp_path):
     record, _ = make(tmp_path, 1, size=(100, 100))[0]
     source = DetectionSource([(record, Object("a", (-20, 50, 140, 150), "x"))], ["a"], 50)

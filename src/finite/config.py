@@ -157,6 +157,7 @@ class Augment(Group):
 
 class Loss(Group):
     label_smoothing: BelowOne = 0.1
+    class_weights: Literal["equal", "balanced"] = "equal"
     box: Literal["huber", "mse", "giou", "ciou"] = "huber"
     huber_delta: Positive = 1.0
     bound: Literal["scaled", "hard", "huber"] = "scaled"

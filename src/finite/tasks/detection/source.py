@@ -22,7 +22,8 @@ class DetectionSource:
 
     A row: image float32 (3, S, S) RGB 0..255; label int32 (); box float32 (4,) (center_x, center_y, width, height) in
     input px, clipped to the frame; class_weight and box_weight float32 () 0 or 1. A sample without object has both
-    weights 0; with `background` it is of the last class, with class_weight 1.
+    weights 0; with `background` it is of the last class, with class_weight 1. With `class_weights` the class_weight is
+    that of the sample's class instead of 1.
     """
 
     def __init__(
@@ -33,20 +34,22 @@ class DetectionSource:
         augmentation: Augmentation | None = None,
         cache_mb: float = 2048,
         background: bool = False,
+        class_weights: Sequence[float] | None = None,
     ):
         """`size` is S in px; `augmentation` None: never augmented; `background`: the last of `classes` stands for
-        images without object. Raises UserError for an object whose class is not in `classes`."""
+        images without object; `class_weights`: what a sample of each class counts in the class term. Raises UserError for an object whose class is not in `classes`."""
         self.samples = list(samples)
         self.classes = list(classes)
         self.size = size
         self.augmentation = augmentation
+        self._weights = [float(np.float32(w)) for w in class_weights or [1.0] * len(self.classes)]
         self.ids = [record.id for record, _ in self.samples]
         self.origins = [item.source if item else record.source for record, item in self.samples]
         self.fields = (
             Field("image", (3, size, size), np.float32, 0, 255, "input"),
             Field("label", (), np.int32, 0, len(self.classes) - 1, "target", ("class",)),
             Field("box", (4,), np.float32, 0, size, "target", ("box",)),
-            Field("class_weight", (), np.float32, 0, 1, "weight"),
+            Field("class_weight", (), np.float32, 0, max(self._weights, default=1.0), "weight"),
             Field("box_weight", (), np.float32, 0, 1, "weight"),
         )
         numbers = {name: number for number, name in enumerate(self.classes)}
@@ -93,7 +96,7 @@ class DetectionSource:
             "image": image,
             "label": np.array(self._labels[index], np.int32),
             "box": self._box(map, item.box) if item else np.zeros(4, np.float32),
-            "class_weight": np.array(item is not None or self._background, np.float32),
+            "class_weight": np.array(self._weights[self._labels[index]] if item or self._background else 0, np.float32),
             "box_weight": np.array(item is not None, np.float32),
         }
 

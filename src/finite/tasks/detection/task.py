@@ -10,7 +10,7 @@ from dataclasses import asdict
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +108,7 @@ class DetectionTask:
         self._remember(folder, found, splits)
 
         total = sum(map(len, samples.values()))
-        augmented = {"train": self.config.augment.enabled}
-        sources = {
-            name: self._source(samples[name], augmented.get(name, False), len(samples[name]) / total) for name in NAMES
-        }
+        sources = {name: self._source(samples[name], len(samples[name]) / total, name == "train") for name in NAMES}
         facts = {
             "root": str(config.root),
             "format": found.format,
@@ -157,14 +154,19 @@ class DetectionTask:
             "left_out": left_out,
             "findings": dict(Counter(finding.kind for finding in found.findings)),
         }
-        return self._source(samples, False, 1.0), facts
+        return self._source(samples, 1.0), facts
 
-    def _source(self, samples: Samples, augmented: bool, share: float) -> DetectionSource:
-        config = self.config
-        augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled"})) if augmented else None
+    def _source(self, samples: Samples, share: float, trained: bool = False) -> DetectionSource:
+        """`share` of the memory is its own; what is `trained` on is augmented and weighted as configured."""
+        config, classes = self.config, self._known_classes()
+        augmentation = weights = None
+        if trained and config.augment.enabled:
+            augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled"}))
+        if trained and config.loss.class_weights == "balanced":
+            weights = balanced(self._counts(samples)[name] for name in classes)
         memory = config.data.cache_mb * share
         return DetectionSource(
-            samples, self._known_classes(), config.model.image_size, augmentation, memory, config.data.background
+            samples, classes, config.model.image_size, augmentation, memory, config.data.background, weights
         )
 
     def _foreign(self, found: ImageSet) -> tuple[Samples, dict[str, int]]:
@@ -328,6 +330,16 @@ class DetectionTask:
         if self.classes is None:
             raise RuntimeError("the classes are not known yet: call data() first, or restore() from a checkpoint")
         return self.classes
+
+
+def balanced(counts: Iterable[int]) -> list[float]:
+    """What a sample of each class counts, so that every class counts the same as a whole and a sample 1 on average.
+
+    Classes that have no sample share nothing out; theirs is 1.
+    """
+    counts = list(counts)
+    present = sum(count > 0 for count in counts)
+    return [sum(counts) / (present * count) if count else 1.0 for count in counts]
 
 
 def evenly(n: int, count: int) -> list[int]:
