@@ -136,11 +136,19 @@ class Data(Group):
 
 
 class Model(Group):
-    backbone: Literal["small"] = "small"
+    backbone: Literal["small", "resnet18", "resnet34"] = "small"
+    weights: File | None = None
     image_size: Annotated[Whole, Field(ge=32, le=4096)] = 64
     width: Annotated[Whole, Field(ge=4, le=1024)] = 32
+    stride: Literal[16, 32] = 16
     box_channels: Annotated[Whole, Field(ge=0, le=4096)] = 48
     box_hidden: Annotated[Whole, Field(ge=1, le=65536)] = 128
+
+    @model_validator(mode="after")
+    def _weights_fit(self) -> "Model":
+        if self.weights is not None and self.backbone == "small":
+            raise ValueError("weights are those of a resnet18 or resnet34; choose that backbone, or weights: null")
+        return self
 
 
 class Augment(Group):

@@ -106,7 +106,7 @@ def torch_step(config: Config, stage: Stage) -> Callable[[], object] | None:
         return None
     from torch.nn import functional as F
 
-    from finite.tasks.detection.network import MULTIPLES, STRIDES
+    from finite.tasks.detection.backbones import MULTIPLES, strides
 
     torch.manual_seed(0)
     torch.set_num_threads(len(__import__("os").sched_getaffinity(0)))
@@ -128,9 +128,10 @@ def torch_step(config: Config, stage: Stage) -> Callable[[], object] | None:
             super().__init__()
             width, model = config.model.width, config.model
             channels = [width // 2, *(width * m for m in MULTIPLES)]
-            self.stem = conv(3, channels[0], 3, STRIDES[0])
-            self.stages = torch.nn.Sequential(*(Block(i, o, s) for i, o, s in zip(channels, channels[1:], STRIDES[1:])))
-            side = -(-model.image_size // int(np.prod(STRIDES)))
+            first, *rest = strides(model.stride)
+            self.stem = conv(3, channels[0], 3, first)
+            self.stages = torch.nn.Sequential(*(Block(i, o, s) for i, o, s in zip(channels, channels[1:], rest)))
+            side = -(-model.image_size // model.stride)
             self.classifier = torch.nn.Linear(2 * channels[-1], len(CLASSES))
             self.reduce = conv(channels[-1], model.box_channels, 1)
             self.hidden = torch.nn.Linear(model.box_channels * side * side, model.box_hidden)

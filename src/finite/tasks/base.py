@@ -92,6 +92,11 @@ class Task(Protocol):
         """A new network (mindspore.nn.Cell), scaling statistics included, ready for `terms_cell`."""
         ...
 
+    def start_weights(self, network: Any) -> list[str]:
+        """Put weights from files that the configuration names into a new network, before it is compiled. Returns lines
+        that say what was taken. Raises UserError; then nothing was changed."""
+        ...
+
     def terms_cell(self, network: Any) -> Any:
         """Cell: (*fields of the batch, in the order of `Source.fields`) -> (values, weights, points): `values` and
         `weights` tuples of float32 rows (B,), one per name in `self.terms` (rows, not a stacked table, so that a term

@@ -99,6 +99,9 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
             session.give_back(options.give_back)
         elif options.init is not None:
             session.initialise(options.init)
+        else:
+            for line in task.start_weights(session.run.network):
+                console.line(line)
         session.train(stop)
     return folder, sources
 
@@ -134,7 +137,7 @@ def better(score: float, terms: list[str], best: Mapping[str, Any] | None) -> bo
 
 
 #: Settings that a resumed run may have otherwise: where things are and how fast they go, never what is computed.
-FREE = ("runs", "device", "data.root", "data.test", "data.cache_mb", "data.threads")
+FREE = ("runs", "device", "model.weights", "data.root", "data.test", "data.cache_mb", "data.threads")
 
 
 def differing(old: Any, new: Any, key: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""The detection network: a small residual backbone, a classification head and a box head; and the predictor around it.
+"""The detection network: a backbone, a classification head and a box head; and the predictor around it.
 
 Image in as 0..255 RGB, standardised inside by the training split's statistics. The box head answers in z-scores of
 (center_x, center_y, width, height); `Predictor` turns them back into pixels. All statistics are parameters that no
@@ -10,57 +10,8 @@ import hashlib
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-#: Strides of the stem and of the four stages; their product is the stride of the feature map.
-STRIDES = (2, 2, 2, 2, 1)
-#: Channels of the four stages, in multiples of `width`.
-MULTIPLES = (1, 2, 4, 6)
-STRIDE = int(np.prod(STRIDES))
+from finite.tasks.detection.backbones import conv, make_backbone
 
-
-def conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias (BatchNorm follows), padded equally on all sides as ONNX export needs it."""
-    return nn.Conv2d(in_channels, out_channels, size, stride, pad_mode="pad", padding=size // 2, has_bias=False)
-
-
-class ResidualBlock(nn.Cell):
-    """conv3x3-BN-ReLU-conv3x3-BN plus a shortcut, then ReLU (He et al. 2015, arXiv:1512.03385, section 3.3).
-
-    The shortcut is a strided 1x1 convolution with BN where shape changes, else the input itself.
-    """
-
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = conv(in_channels, out_channels, 3, stride)
-        self.norm1 = nn.BatchNorm2d(out_channels)
-        self.conv2 = conv(out_channels, out_channels, 3)
-        self.norm2 = nn.BatchNorm2d(out_channels)
-        self.relu = nn.ReLU()
-        self.projects = stride != 1 or in_channels != out_channels
-        if self.projects:
-            self.shortcut = nn.SequentialCell(conv(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
-
-    def construct(self, x):
-        out = self.relu(self.norm1(self.conv1(x)))
-        out = self.norm2(self.conv2(out))
-        if self.projects:
-            x = self.shortcut(x)
-        return self.relu(out + x)
-
-
-class Backbone(nn.Cell):
-    """(B, 3, S, S) standardised image -> (B, 6 x width, S / 16, S / 16) features (S / 16 rounded up)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        channels = [width // 2, *(width * multiple for multiple in MULTIPLES)]
-        self.stem = nn.SequentialCell(conv(3, channels[0], 3, STRIDES[0]), nn.BatchNorm2d(channels[0]), nn.ReLU())
-        self.stages = nn.SequentialCell(
-            *(ResidualBlock(*pair, stride) for *pair, stride in zip(channels, channels[1:], STRIDES[1:]))
-        )
-        self.out_channels = channels[-1]
-
-    def construct(self, x):
-        return self.stages(self.stem(x))
 
 
 class Classifier(nn.Cell):
@@ -102,7 +53,7 @@ class BoxHead(nn.Cell):
 
 
 class Network(nn.Cell):
-    """(B, 3, S, S) image 0..255 -> logits (B, C), z-scored box (B, 4), features (B, K, S / 16, S / 16).
+    """(B, 3, S, S) image 0..255 -> logits (B, C), z-scored box (B, 4), features (B, K, S / stride, S / stride).
 
     `frozen_backbone` (set it before the cell is compiled) stops the gradient at the features, so that a stage which
     trains a head alone pays for no backward pass through the backbone. `seed` alone decides the initial weights.
@@ -110,15 +61,16 @@ class Network(nn.Cell):
     """
 
     def __init__(
-        self, classes: int, image_size: int, width: int = 32, box_channels: int = 32, box_hidden: int = 128, seed: int = 1
+        self, classes: int, image_size: int, width: int = 32, box_channels: int = 32, box_hidden: int = 128, seed: int = 1,
+        backbone: str = "small", stride: int = 16
     ) -> None:
         super().__init__()
         self.classes = classes
         self.image_size = image_size
         self.frozen_backbone = False
-        self.backbone = Backbone(width)
+        self.backbone = make_backbone(backbone, width, stride)
         self.classifier = Classifier(self.backbone.out_channels, classes)
-        side = -(-image_size // STRIDE)  # every strided convolution rounds up
+        side = -(-image_size // self.backbone.stride)  # every strided convolution rounds up
         self.box_head = BoxHead(self.backbone.out_channels, side, box_channels, box_hidden)
         self.input_mean = constant("input_mean", np.zeros(3))
         self.input_std = constant("input_std", np.ones(3))

@@ -33,6 +33,7 @@ from finite.tasks.base import Predict, Sources
 from finite.tasks.detection import draw
 from finite.tasks.detection.metrics import DetectionMetrics, corners, iou, merit
 from finite.tasks.detection.network import Network, Predictor
+from finite.tasks.detection.resnet_weights import INPUT_MEAN, INPUT_STD, load_weights
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
 
@@ -248,7 +249,7 @@ class DetectionTask:
         """Statistics of the unaugmented training split; what is odd about them goes to `notes`."""
         boxes = BoxScaler.fit(train.boxes())
         images = (train.row(i, self.config.seed, None)["image"] for i in evenly(len(train), STATISTICS_IMAGES))
-        mean, std = channel_statistics(images)
+        mean, std = channel_statistics(images) if self.config.model.weights is None else (INPUT_MEAN, INPUT_STD)
         if boxes.floored:
             notes.append(f"the boxes hardly vary in {', '.join(boxes.floored)}: scaled as if they varied by 1 px")
         self.statistics = {"input_mean": mean, "input_std": std, "box_mean": boxes.mean, "box_std": boxes.std}
@@ -263,11 +264,17 @@ class DetectionTask:
         """A new network with initial weights by `seed`; after `data`, with the training split's statistics."""
         model = self.config.model
         network = Network(
-            len(self._known_classes()), model.image_size, model.width, model.box_channels, model.box_hidden, self.config.seed
+            len(self._known_classes()), model.image_size, model.width, model.box_channels, model.box_hidden,
+            self.config.seed, model.backbone, model.stride
         )
         if self.statistics:
             network.set_statistics(**self.statistics)
         return network
+
+    def start_weights(self, network: Network) -> list[str]:
+        """See `finite.tasks.base.Task`: the backbone from the file `model.weights`."""
+        path = self.config.model.weights
+        return [] if path is None else load_weights(network.backbone, path)
 
     def terms_cell(self, network: Network) -> DetectionTerms:
         loss = self.config.loss
