@@ -50,7 +50,8 @@ def place(tmp_path_factory):
         "runs": str(base / "runs"),
         "data": {"root": str(draw_set(base / "data", SIZES))},
         "model": {"image_size": 32, "width": 4, "box_channels": 4, "box_hidden": 8},
-        "training": {"batch_size": 4},
+        "training": {"batch_size": 4, "average": 0.9},
+        "loss": {"balance": "learned"},
         "checkpoint": {"keep": 50, "every_steps": 4},
         "stages": [
             {"name": "classification", "epochs": 2, "learning_rate": 3e-3, "freeze": ["box_head.*"],
@@ -163,8 +164,8 @@ def test_frozen_parts_do_not_change_by_one_bit_running_statistics_included(alone
         return {name for name in before if not np.array_equal(before[name], after[name])}
 
     first, second = changed(start, middle), changed(middle, end)
-    assert {name.partition(".")[0] for name in first} == {"backbone", "classifier"}
-    assert {name.partition(".")[0] for name in second} == {"box_head"}
+    assert {name.partition(".")[0] for name in first} == {"backbone", "classifier", "balance"}
+    assert {name.partition(".")[0] for name in second} == {"box_head", "balance"}
     for names in (first, second):  # what was trained moved, statistics as well
         assert {name.rpartition(".")[2] for name in names} >= {"weight", "moving_mean", "moving_variance"}
 
@@ -298,7 +299,7 @@ def test_stage_alone_from_another_run_on_few_samples_of_other_classes(alone, pla
     assert re.search(r"from .*best\.safetensors: \d+ tensors taken, new: classifier\.", done.out)
     assert "other classes there (disc, square): classifier starts anew" in done.out
 
-    source, new = checkpoint.load(alone.checkpoints / "best.safetensors").weights(), new_network(tuned)
+    source, new = checkpoint.load(alone.checkpoints / "best.safetensors").served(), new_network(tuned)
     end = at_step(tuned, 2)
     for name, value in end.weights().items():  # backbone and classifier are frozen in this stage: as they started
         if name.startswith(("backbone.", "classifier.")):

@@ -11,9 +11,11 @@ from PIL import Image
 from finite.config import Optimizer
 from finite.data.pipeline import Batch
 from finite.tasks.base import Field
+from finite.training.average import WeightAverage
+from finite.training.balance import LossBalance
 from finite.training.optimizers import RatedOptimizer
 from finite.training.state import with_precision
-from finite.training.step import GuardedStep, StepRules
+from finite.training.step import GuardedStep, StepRules, running_statistics
 
 CLASSES, SIZE, TERMS, POINTS = 3, 16, ("class", "box"), ("features", "logits", "box_z")
 GROUPS = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
@@ -82,16 +84,22 @@ def toy_batch(arrays: dict[str, np.ndarray]) -> Batch:
 
 def toy_step(batch: int = 8, optimizer: str = "adam", bound: str = "scaled", network: ToyNetwork | None = None,
              weights: dict[str, float] | None = None, refuse_spikes: bool = True, half: bool = False,
-             trained: list | None = None) -> GuardedStep:
+             trained: list | None = None, average: float = 0.0, balance: bool = False, accumulate: bool = False,
+             config: Optimizer | None = None, clip_norm: float = 1.0) -> GuardedStep:
     """A guarded step over the toy network, all of it trained unless `trained` says otherwise: then the network is in
     the mode that its stage put it into."""
     network = network or ToyNetwork()
+    if balance:
+        network.balance = LossBalance(TERMS)
     if trained is None:
         network.set_train(True)
         trained = network.trainable_params()
     cell = ToyTerms(with_precision(network, "O2" if half else "O0"))
-    rules = StepRules(weights or {"class": 1.0, "box": 0.5}, bound, 10.0, 1.0, 1e4, refuse_spikes)
-    return GuardedStep(cell, RatedOptimizer(Optimizer(name=optimizer), trained), FIELDS, TERMS, POINTS, GROUPS, batch, rules)
+    rules = StepRules(weights or {"class": 1.0, "box": 0.5}, bound, 10.0, clip_norm, 1e4, refuse_spikes)
+    follow = WeightAverage(average, [*trained, *running_statistics(network)]) if average else None
+    log_variances = network.balance.log_variances if balance else ()
+    made = RatedOptimizer(config or Optimizer(name=optimizer), trained, follow, log_variances, accumulate)
+    return GuardedStep(cell, made, FIELDS, TERMS, POINTS, GROUPS, batch, rules, log_variances)
 
 
 def step_state(step: GuardedStep) -> dict[str, np.ndarray]:

@@ -170,6 +170,7 @@ class Loss(Group):
     huber_delta: Positive = 1.0
     bound: Literal["scaled", "hard", "huber"] = "scaled"
     cap: Positive = 10.0
+    balance: Literal["fixed", "learned"] = "fixed"
 
 
 class Optimizer(Group):
@@ -190,6 +191,8 @@ class Training(Group):
     batch_size: Annotated[Whole, Field(ge=2)] = 32
     precision: Literal["O0", "O2", "O3"] = "O0"
     clip_norm: Positive = 1.0
+    accumulate: Count = 1
+    average: BelowOne = 0.0
     loss_scale: LossScale = LossScale()
 
 
@@ -199,6 +202,7 @@ class Stage(Group):
     learning_rate: Positive
     schedule: Literal["cosine", "constant"] = "cosine"
     warmup_epochs: NotNegative = 0.0
+    patience: Count | None = None
     freeze: tuple[Text, ...] = ()
     weights: Annotated[dict[Term, NotNegative], AfterValidator(_every_term)] = {"class": 1.0, "box": 0.5}
 

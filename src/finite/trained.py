@@ -32,13 +32,13 @@ class Trained:
     def network(self) -> Any:
         """A new network (mindspore.nn.Cell) in float32 with the checkpoint's weights."""
         network = self.task.network()
-        restore_network(network, self.checkpoint.weights(), str(self.checkpoint.path))
+        restore_network(network, self.checkpoint.served(), str(self.checkpoint.path))
         return network
 
     def scorer(self, batch_size: int) -> Scorer:
         """What scores and predicts with the checkpoint's weights, in batches of `batch_size`."""
         scorer = Scorer(self.task, batch_size, self.config.data.threads)
-        scorer.load(self.checkpoint.weights(), str(self.checkpoint.path))
+        scorer.load(self.checkpoint.served(), str(self.checkpoint.path))
         return scorer
 
     def origin(self) -> dict[str, Any]:

@@ -21,6 +21,8 @@ import safetensors.numpy
 from finite.errors import UserError
 from finite.run import RunFolder, plain, write_bytes
 
+#: Name parts, see average.py and balance.py (which import MindSpore; this module does not).
+AVERAGE, BALANCE = "average.", "balance"
 SUFFIX = ".safetensors"
 OPTIMIZER = "optimizer."
 
@@ -34,8 +36,19 @@ class Checkpoint:
     state: Mapping[str, Any]
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The network's tensors, without the optimizer's."""
+        """The tensors in training, without the optimizer's: what a resume goes on from."""
         return {name: t for name, t in self.tensors.items() if not name.startswith(OPTIMIZER)}
+
+    def served(self) -> dict[str, np.ndarray]:
+        """See `served`: what is evaluated and exported."""
+        return served(self.tensors)
+
+
+def served(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The network as it is validated, evaluated and exported: its averages where there are any, nothing of the optimizer
+    or of learned loss weights."""
+    return {name: tensors.get(OPTIMIZER + AVERAGE + name, t) for name, t in tensors.items()
+            if not name.startswith((OPTIMIZER, BALANCE + "."))}
 
 
 def digest(tensors: Mapping[str, np.ndarray], state: str) -> str:

@@ -23,13 +23,15 @@ from finite.guard.report import StepReport
 from finite.monitor.history import History
 from finite.run import RunFolder, write_json
 from finite.tasks.base import Source, Task
+from finite.training.average import WeightAverage
+from finite.training.balance import log_variances
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import Case, Investigator
 from finite.training.optimizers import RatedOptimizer
 from finite.training.scaling import LossScale
 from finite.training.stages import freeze, learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
-from finite.training.step import DRY, GuardedStep, rules_of
+from finite.training.step import DRY, GuardedStep, rules_of, running_statistics
 
 
 @dataclass
@@ -58,12 +60,15 @@ class StageLoop:
     def __init__(self, run: Run, stage: Stage):
         config, self.run, self.stage = run.config, run, stage
         self.trained = freeze(run.network, stage.freeze, run.task.groups, run.constants)
-        self.optimizer = RatedOptimizer(config.optimizer, self.trained)
+        settings = config.training
+        average = WeightAverage(settings.average, [*self.trained, *running_statistics(run.network)]) if settings.average else None
+        balance = log_variances(run.network)
+        self.optimizer = RatedOptimizer(config.optimizer, self.trained, average, balance, settings.accumulate > 1)
         self.loader = Loader(run.source, config.training.batch_size, config.seed, config.data.threads)
         self.steps_per_epoch = self.loader.steps()
         cell = run.task.terms_cell(run.computing)
         self.step = GuardedStep(cell, self.optimizer, run.source.fields, run.task.terms, run.task.points,
-                                run.task.groups, config.training.batch_size, rules_of(config, stage))
+                                run.task.groups, config.training.batch_size, rules_of(config, stage), balance)
         moving = {p.name for p in (*self.trained, *self.step.buffers)}
         self.still = [p.name for p in run.network.get_parameters() if p.name not in moving]
         self.investigator = Investigator(self)
@@ -123,7 +128,21 @@ class StageLoop:
                 run.sums.refused += 1
                 report, verdict = self.attempt(again, rate)
                 _, verdict = self.refuse(report, verdict, again, rate, attempt=2)
-        return self.count(report, verdict, rate, time.perf_counter() - started)
+        update = self.update(rate) if self.due() else {}
+        return self.count(report, verdict, rate, time.perf_counter() - started, update)
+
+    def due(self) -> bool:
+        """Whether gradients that were added up over several micro-batches become an update after this one: after every
+        `training.accumulate`, and after an epoch's last."""
+        every, done = self.run.config.training.accumulate, self.run.position.step_in_epoch + 1
+        return every > 1 and (done % every == 0 or done == self.steps_per_epoch)
+
+    def update(self, rate: float) -> dict[str, Any]:
+        """Make the update; returns its figures for the history. What was refused is not in the sum."""
+        done, norm, clipped = self.step.apply(rate, self.run.guard.limits().norm)
+        if not done:
+            self.event("no update", "none of the micro-batches was healthy, or their mean gradient is not finite")
+        return {"update_norm": norm, "update_norm_clipped": clipped} if done else {}
 
     def refuse(self, report: StepReport | None, verdict: v.Verdict, batch: Batch, rate: float,
                attempt: int = 1) -> tuple[list[int], v.Verdict]:
@@ -209,7 +228,8 @@ class StageLoop:
                 return unscaled, truth
         return report, verdict
 
-    def count(self, report: StepReport | None, verdict: v.Verdict, rate: float, seconds: float) -> dict[str, Any]:
+    def count(self, report: StepReport | None, verdict: v.Verdict, rate: float, seconds: float,
+              update: dict[str, Any]) -> dict[str, Any]:
         """Book the step in guard, scale, sums and history; returns figures for the display."""
         run, position = self.run, self.run.position
         scale = run.scale.value
@@ -239,7 +259,7 @@ class StageLoop:
                 run.sums.overflow += 1
             else:
                 run.sums.refused += 1
-        run.history.append(line | {"clock": {"seconds": round(seconds, 4)}})
+        run.history.append(line | update | {"clock": {"seconds": round(seconds, 4)}})
         counts = run.guard.counts
         return {"terms": {n: t["raw"] for n, t in terms.items()}, "rate": rate, "scale": scale if run.scale.half else None,
                 "healthy": counts["healthy"], "overflow": counts["overflow"], "refused": counts["refused"],

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from mindspore import Parameter, ParameterTuple, Tensor, float32, nn, ops
 
 from finite.config import Optimizer as OptimizerConfig
+from finite.training.average import GradientSum, WeightAverage
+from finite.training.balance import settled
 
 
 def decays(parameter: Parameter) -> bool:
@@ -30,9 +32,13 @@ class RatedOptimizer(nn.Cell):
     Args:
         config: name, momentum, betas, eps, weight_decay.
         parameters: what it trains, in the order in which the gradients will come.
+        average: follows the parameters, moved by every update.
+        balance: those of the parameters that are learned loss weights, see balance.py.
+        accumulate: whether the gradients of several steps may be summed in `self.summed` before an update.
     """
 
-    def __init__(self, config: OptimizerConfig, parameters: Sequence[Parameter]):
+    def __init__(self, config: OptimizerConfig, parameters: Sequence[Parameter], average: WeightAverage | None = None,
+                 balance: Sequence[Parameter] = (), accumulate: bool = False):
         super().__init__(auto_prefix=False)
         decoupled = config.name == "adamw"
         decayed = [p for p in parameters if decays(p)] if config.weight_decay > 0 else []
@@ -49,14 +55,29 @@ class RatedOptimizer(nn.Cell):
         else:
             self.inner = nn.Adam(groups, learning_rate=1.0, beta1=config.betas[0], beta2=config.betas[1], eps=config.eps)
         self.rate = self.inner.learning_rate
+        self.average = average
+        places = {id(p): i for i, p in enumerate(parameters)}
+        self.balance = ParameterTuple([p for p in balance if id(p) in places])
+        self.balance_places = tuple(places[id(p)] for p in self.balance)
+        self.summed = GradientSum(parameters) if accumulate else None
 
     def construct(self, rate, gradients):
         ops.assign(self.rate, rate)
         for p in self.decoupled:
             ops.assign(p, p * (1.0 - rate * self.decay))
-        return self.inner(gradients)
+        before = ()
+        for p in self.balance:
+            before += (p + 0.0,)
+        done = self.inner(ops.depend(gradients, before))
+        for i in range(len(self.balance)):
+            after = settled(ops.depend(self.balance[i], done), before[i], gradients[self.balance_places[i]])
+            done = ops.depend(done, ops.assign(self.balance[i], after))
+        if self.average is not None:
+            done = ops.depend(done, self.average())
+        return done
 
     def state(self) -> list[Parameter]:
-        """Moments, bias-correction powers and counters: all that a resume needs beyond the weights, each once."""
+        """Moments, bias-correction powers, counters, averages, sums: all that a resume needs beyond the weights, each once."""
         trained = {id(p) for p in self.inner.parameters}
-        return [p for p in self.inner.get_parameters() if id(p) not in trained]
+        own = [p for p in self.inner.get_parameters() if id(p) not in trained]
+        return own + [p for cell in (self.average, self.summed) if cell is not None for p in cell.state()]

@@ -27,6 +27,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from finite.config import Config, Stage
 from finite.tasks.base import Field
+from finite.training.balance import balanced
 from finite.training.bounds import term_mean, weighted_sum
 from finite.training.optimizers import RatedOptimizer
 from finite.guard.report import Layout, Limits, StepReport
@@ -75,10 +76,14 @@ class GuardedStep(nn.Cell):
         groups: part name -> parameter name pattern, for norms per part.
         batch: rows of a batch; the graph is compiled for this number.
         rules: the stage's constants.
+        balance: the learned weights of the terms, one per term, or none.
+
+    An optimizer that accumulates gets its gradients added up here and is called in `apply`, when the caller says so.
     """
 
     def __init__(self, terms_cell: nn.Cell, optimizer: RatedOptimizer, fields: Sequence[Field], terms: Sequence[str],
-                 points: Sequence[str], groups: Mapping[str, str], batch: int, rules: StepRules):
+                 points: Sequence[str], groups: Mapping[str, str], batch: int, rules: StepRules,
+                 balance: Sequence[Parameter] = ()):
         super().__init__(auto_prefix=False)
         self.terms_cell = terms_cell
         self.optimizer = optimizer
@@ -92,6 +97,7 @@ class GuardedStep(nn.Cell):
                              for i, f in enumerate(fields) if f.dtype == np.float32)
         self.half_square_sum = ops.L2Loss()  # sum(x^2) / 2 in one kernel, a quarter of the time of square and sum
         self.term_weights = tuple(float(rules.term_weights.get(name, 0.0)) for name in terms)
+        self.balance = ParameterTuple(list(balance))
         self.active = Tensor(np.array([[w != 0.0] for w in self.term_weights]))
         self.parameter_ones = Tensor(np.ones((1, len(names)), np.float32))
         self.group_matrix = Tensor(np.array([[fnmatchcase(n, pattern) for n in names] for pattern in groups.values()],
@@ -121,7 +127,8 @@ class GuardedStep(nn.Cell):
             mean = term_mean(row, weights[i], denominator, self.cap, self.bound)
             bounded += (ops.stop_gradient(mean),)
             if self.term_weights[i] != 0.0:
-                total = total + self.term_weights[i] * mean
+                weighted = self.term_weights[i] * mean
+                total = total + (balanced(self.balance[i], weighted, weight_sum) if self.balance else weighted)
         bad, largest = self.look_at(points)
         aux = (ops.stop_gradient(total), ops.stack(values), ops.stack(weights), ops.stack(raw), ops.stack(bounded),
                ops.stack(sums), bad, largest)
@@ -206,11 +213,17 @@ class GuardedStep(nn.Cell):
         factor = ops.minimum(Tensor(1.0, ms.float32), limit / (norm + 1e-6))
         largest_gradient = ops.zeros_like(square_sum)
         done = norm
+        if self.optimizer.summed is not None:
+            factor = Tensor(1.0, ms.float32)  # the sum is clipped, not what enters it
         if ok:
             clipped = ()
             for g in gradients:
                 clipped += (g.astype(ms.float32) * (factor * inverse),)
-            done = ops.depend(norm, self.optimizer(rate, clipped))
+            if self.optimizer.summed is not None:
+                samples = ops.select(self.active.reshape((-1,)), sums, ops.zeros_like(sums)).max()
+                done = ops.depend(norm, self.optimizer.summed.add(clipped, samples))
+            else:
+                done = ops.depend(norm, self.optimizer(rate, clipped))
         else:
             largest = ()
             for g in gradients:
@@ -226,6 +239,33 @@ class GuardedStep(nn.Cell):
         if self.buffers:
             parts += (statistics_bad,)
         return ops.cat(parts + (point_bad, point_fault, point_largest))
+
+    @ms.jit
+    def update(self, rate, norm_limit):
+        gradients = self.optimizer.summed.mean()
+        squares = ()
+        for g in gradients:
+            squares += (self.half_square_sum(g),)
+        norm = ops.sqrt(2.0 * ops.matmul(self.parameter_ones, ops.stack(squares).reshape((-1, 1))).reshape(()))
+        limit = ops.full_like(norm, self.clip_norm)
+        if not self.refuse_spikes:
+            limit = ops.minimum(limit, norm_limit)
+        factor = ops.minimum(Tensor(1.0, ms.float32), limit / (norm + 1e-6))
+        ok = ops.logical_and(ops.isfinite(norm), self.optimizer.summed.weight > 0)
+        done = norm
+        if ok:
+            clipped = ()
+            for g in gradients:
+                clipped += (g * factor,)
+            done = ops.depend(norm, self.optimizer(rate, clipped))
+        done = ops.depend(done, self.optimizer.summed.clear())
+        return ops.stack((ok.astype(ms.float32), done, norm * factor))
+
+    def apply(self, rate: float, norm_limit: float) -> tuple[bool, float, float]:
+        """Update with the mean of the gradients added up so far, clipped, and forget them. Returns whether it was done
+        (not when nothing was added, or the mean is not finite), and the norm before and after clipping."""
+        ok, norm, clipped = self.update(Tensor(rate, ms.float32), Tensor(norm_limit, ms.float32)).asnumpy().tolist()
+        return ok > 0.5, norm, clipped
 
     def run(self, step: int, batch, rate: float, scale: float, limits: Limits, fields: Sequence[Field]) -> StepReport:
         """One attempt at a step with a host batch (data/pipeline.py). Returns its report after the device is done.

@@ -25,11 +25,12 @@ from finite.run import RunFolder, TrainOptions, environment, write_json, write_t
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
+from finite.training.balance import attach
 from finite.training.loop import Run, StageLoop, list_quarantine
 from finite.training.scaling import LossScale
 from finite.training.scoring import Scorer
 from finite.training.stages import constants_of
-from finite.training.state import EpochSums, Position, assign, collect, restore_network, use_device, with_precision
+from finite.training.state import EpochSums, Position, assign, restore_network, use_device, with_precision
 
 #: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
 NEEDED_BYTES = 500_000_000
@@ -159,6 +160,7 @@ class Session:
         network = task.network()
         half = config.training.precision != "O0"
         computing = with_precision(network, config.training.precision)
+        attach(network, config.loss.balance, task.terms)
         self.run = Run(config, folder, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
                        LossScale(half, config.training.loss_scale), History(folder.history), Position(), EpochSums(),
                        console.warn)
@@ -166,6 +168,7 @@ class Session:
         self.scorer: Scorer | None = None
         self.best: dict[str, Any] | None = None  # {"score", "terms", "step", "stage", "epoch"}
         self.trained_terms: set[str] = set()
+        self.stage_best: dict[str, Any] = {"score": math.nan, "age": 0}  # best score of the stage, epochs since then
         self.seconds = 0.0  # of training so far, over resumes
         self.saved_optimizer: Mapping[str, np.ndarray] | None = None
 
@@ -187,7 +190,7 @@ class Session:
         run.guard.load(state["guard"])
         run.scale.load(state["scale"])
         run.history.truncate(state["history"])
-        self.best, self.seconds = state["best"], state["seconds"]
+        self.best, self.stage_best, self.seconds = state["best"], state["stage_best"], state["seconds"]
         self.trained_terms = set(state["trained_terms"])
         incident.forget_after(self.folder.incidents, run.position.step)
         self.saved_optimizer = saved.tensors
@@ -213,9 +216,10 @@ class Session:
         saved = checkpoint.scored(other)
         same_classes = saved.state["task"].get("classes") == self.task.state().get("classes")
         part = self.task.groups.get(self.task.class_part, "")
+        tensors = saved.served()
         taken, left = [], []
         for p in self.run.network.get_parameters():
-            tensor = saved.tensors.get(p.name)
+            tensor = tensors.get(p.name)
             foreign = not same_classes and p.name.startswith(part.rstrip("*"))
             fits = tensor is not None and tuple(tensor.shape) == tuple(p.shape) and not foreign
             (taken if fits else left).append(p)
@@ -226,7 +230,7 @@ class Session:
             left += scaling
         if not any(p.name not in self.run.constants for p in taken):
             raise UserError(f"--init {other.path}: nothing of its network fits this one; check model.* in its config.yaml")
-        assign(taken, saved.tensors)
+        assign(taken, tensors)
         names = [p.name for p in left]
         self.console.line(f"from {saved.path}: {len(taken)} tensors taken"
                           + (f", new: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" if names else ""))
@@ -247,6 +251,7 @@ class Session:
             self.saved_optimizer = None
             loop.keep()
             if not started:
+                self.stage_best = {"score": math.nan, "age": 0}
                 run.guard.new_stage()
             if run.position.step == 0:
                 self.save(loop)  # from here on there is something to resume
@@ -284,7 +289,8 @@ class Session:
             raise self.interrupted()
         self.trained_terms |= {name for name, weight in stage.weights.items() if weight > 0}
         loop.keep()
-        validation = self.score(collect(run.network, None), "validation")
+        assert run.snapshot is not None
+        validation = self.score(checkpoint.served(run.snapshot["tensors"]), "validation")
         score = self.task.score(validation, self.trained_terms)
         terms = sorted(self.trained_terms)
         best = better(score, terms, self.best)
@@ -300,10 +306,25 @@ class Session:
         run.history.append({"kind": "epoch", "stage": stage.name, "step": run.position.step, **line, "clock": clock})
         display.epoch(line | {"seconds": seconds, "wait_share": share})
         run.sums = EpochSums()
-        run.position.next_epoch(stage.epochs)
+        if self.stage_over(stage, score):
+            text = f"{stage.name} ends early: no better score in {stage.patience} epochs"
+            run.history.append({"kind": "event", "stage": stage.name, "step": run.position.step,
+                                "epoch": run.position.epoch + 1, "event": "early stop", "text": text})
+            self.console.note(text)
+            run.position.next_epoch(run.position.epoch + 1)
+        else:
+            run.position.next_epoch(stage.epochs)
         self.save(loop, best)
         if stop.requested and run.position.stage < len(self.config.stages):
             raise self.interrupted()
+
+    def stage_over(self, stage: settings.Stage, score: float) -> bool:
+        """Book an epoch's score; whether the stage should end before its last epoch, having waited long enough."""
+        old = float(self.stage_best["score"])
+        improved = score > old or (math.isnan(old) and not math.isnan(score))
+        self.stage_best = {"score": score, "age": 0} if improved else {"score": old, "age": self.stage_best["age"] + 1}
+        return stage.patience is not None and self.stage_best["age"] >= stage.patience \
+            and self.run.position.epoch + 1 < stage.epochs
 
     def interrupted(self) -> Interrupted:
         return Interrupted(f"interrupted after step {self.run.position.step}; a checkpoint is written. "
@@ -325,7 +346,8 @@ class Session:
         state = {
             "config": self.config.model_dump(mode="json"), "task": self.task.state(), "step": run.position.step,
             "position": vars(run.position), "sums": run.sums.state(), "guard": run.guard.state(), "scale": run.scale.state(),
-            "history": run.history.sync(), "best": self.best, "seconds": self.seconds,
+            "history": run.history.sync(), "best": self.best, "stage_best": self.stage_best,
+            "seconds": self.seconds,
             "trained_terms": sorted(self.trained_terms), "done": run.position.stage == len(self.config.stages),
             "overfit": self.overfit,
             "versions": self.versions,
