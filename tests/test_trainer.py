@@ -21,7 +21,7 @@ from finite.run import RunFolder
 from finite.tasks.detection.task import DetectionTask
 from finite.training import checkpoint
 from finite.training.checkpoint import OPTIMIZER, Keeper, not_finite
-from finite.training.trainer import better
+from finite.training.trainer import Session, better
 
 SIZES = {"train": 22, "validation": 5, "test": 4}
 DRIVER = Path(__file__).with_name("driver.py")
@@ -156,7 +156,7 @@ def test_run_makes_every_step_once_and_leaves_what_it_promised(alone):
 
 
 def test_frozen_parts_do_not_change_by_one_bit_running_statistics_included(alone):
-    start = new_network(alone)
+    start = new_network(alone) | {f"balance.{term}": np.zeros(1, np.float32) for term in ("class", "box")}
     middle, end = (at_step(alone, step).weights() for step in (12, 18))
     assert start.keys() == middle.keys() == end.keys()
 
@@ -307,6 +307,30 @@ def test_stage_alone_from_another_run_on_few_samples_of_other_classes(alone, pla
             assert np.array_equal(value, taken[name]), name
             assert not name.endswith("weight") or not np.array_equal(value, other[name]), name
     assert end.state["overfit"] == 6 and end.state["task"]["classes"] == ["disc", "star"]
+
+
+def test_stage_without_a_better_score_ends_early_and_the_next_one_follows(place, capfd):
+    """At a rate of almost 0 no epoch is better than the first: patience 2 ends the stage after the third."""
+    done = train(capfd, "--config", place / "config.yaml", "--run", "patient", "--set", "stages.classification.epochs=6",
+                 "--set", "stages.classification.patience=2", "--set", "stages.classification.learning_rate=1e-30")
+    assert done.code == 0, done.err
+    lines = history(RunFolder.open(place / "runs" / "patient"))
+    assert [(line["stage"], line["epoch"]) for line in lines if line["kind"] == "epoch"] == [
+        ("classification", 1), ("classification", 2), ("classification", 3), ("regression", 1)]
+    (event,) = [line for line in lines if line.get("event") == "early stop"]
+    assert event["step"] == 18 and event["text"] in done.out + done.err
+    assert numbers(lines) == [*range(1, 25)]
+
+
+def test_patience_counts_epochs_since_the_best_of_the_stage_and_a_score_that_is_no_number_is_none():
+    stage = settings.Stage(name="a", epochs=9, learning_rate=1, patience=3)
+    session = SimpleNamespace(stage_best={"score": "nan", "age": 0}, run=SimpleNamespace(position=SimpleNamespace(epoch=0)))
+    nan = float("nan")
+    scores = [nan, 0.3, 0.2, 0.3, 0.4, nan, 0.4, 0.1]
+    assert [Session.stage_over(session, stage, score) for score in scores] == [False] * 7 + [True]
+    assert session.stage_best == {"score": 0.4, "age": 3}
+    session.run.position.epoch = 8  # the last one ends by itself
+    assert not Session.stage_over(session, stage, 0.1)
 
 
 def test_overfit_on_more_samples_than_there_are_is_refused(place, capfd):
