@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finite.data.augment import Augmentation, Draw, clip, draw, geometry, place, recolour, visible
+from finite.data.augment import Augmentation, Draw, clip, draw, geometry, place, recolour, turn, visible
 from finite.data.letterbox import letterbox_map
 
-STILL = Draw(flip=False, scale=1.0, shift=(0.0, 0.0), brightness=1.0, contrast=1.0, saturation=1.0, hue=0.0)
+STILL = Draw(flip=False, quarters=0, scale=1.0, shift=(0.0, 0.0), brightness=1.0, contrast=1.0, saturation=1.0, hue=0.0)
 IMAGE = np.random.default_rng(0).integers(0, 256, (3, 20, 30)).astype(np.float32)
 DRAWS = st.builds(draw, st.just(Augmentation()), st.integers(0, 9), st.integers(0, 99), st.integers(0, 9999))
 
@@ -29,6 +29,23 @@ def test_switching_one_kind_off_leaves_the_others_as_they_were():
     plain = draw(Augmentation(flip=0.0, hue=0.0), 5, 1, 2)
     assert replace(plain, flip=full.flip, hue=full.hue) == full
     assert not plain.flip and plain.hue == 0
+
+
+def test_turns_are_as_frequent_as_told_and_change_nothing_else():
+    turned = [draw(Augmentation(turn=0.6), 1, 0, index) for index in range(3000)]
+    shares = np.bincount([d.quarters for d in turned], minlength=4) / 3000
+    assert shares == pytest.approx([0.4, 0.2, 0.2, 0.2], abs=0.03)
+    assert [replace(d, quarters=0) for d in turned] == [draw(Augmentation(), 1, 0, index) for index in range(3000)]
+
+
+@pytest.mark.parametrize("quarters", range(4))
+def test_a_box_turns_with_its_pixels(quarters):
+    image = np.zeros((3, 40, 40), np.float32)
+    image[:, 5:12, 20:34] = 1
+    turned, box = turn(image, np.array([27, 8.5, 14, 7], np.float32), quarters)
+    ys, xs = np.nonzero(turned[0])
+    assert box.tolist() == [(xs.min() + xs.max() + 1) / 2, (ys.min() + ys.max() + 1) / 2, np.ptp(xs) + 1, np.ptp(ys) + 1]
+    assert np.array_equal(turned, np.rot90(image, quarters, (1, 2))) and box.dtype == np.float32
 
 
 def test_parameters_fill_their_ranges_and_stay_inside():

@@ -41,7 +41,7 @@ def test_rows_fit_their_fields(tmp_path):
 
 
 def test_augmented_boxes_frame_the_white_pixels(tmp_path):
-    geometric = Augmentation(brightness=0, contrast=0, saturation=0, hue=0)
+    geometric = Augmentation(turn=0.75, brightness=0, contrast=0, saturation=0, hue=0)
     source = DetectionSource(make(tmp_path), ["a", "b"], 96, geometric)
     for epoch in range(20):
         for index in range(6):

@@ -154,6 +154,7 @@ class Model(Group):
 class Augment(Group):
     enabled: Switch = True
     flip: Share = 0.5
+    turn: Share = 0.0
     scale: Annotated[tuple[Positive, Positive], AfterValidator(_span)] = (0.8, 1.25)
     translate: BelowOne = 0.1
     brightness: BelowOne = 0.2

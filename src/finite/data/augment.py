@@ -1,6 +1,7 @@
 """Augmentation of one image with its box: every parameter is a pure function of (seed, epoch, sample index).
 
-Geometry is one affine map behind the letterbox: mirror, scale about the centre (above 1 it crops), translate. Colour is
+Geometry is one affine map behind the letterbox: mirror, scale about the centre (above 1 it crops), translate; and then a
+turn of the square by quarters. Colour is
 one 3x3 matrix and an offset: brightness, contrast, saturation and hue composed, so that an image is touched once.
 """
 
@@ -17,13 +18,14 @@ from finite.data.streams import AUGMENT, stream
 class Augmentation:
     """How far augmentation may go (the section `augment` of the configuration).
 
-    flip: probability of a mirror image. scale: (lowest, highest) factor, drawn log-uniformly. translate: largest shift
+    flip: probability of a mirror image. turn: probability of a turn by a quarter, a half or three quarters. scale: (lowest, highest) factor, drawn log-uniformly. translate: largest shift
     of either axis as a share of the input's side. brightness, contrast, saturation: largest relative change. hue:
     largest turn as a share of the colour circle. min_visible: share of the box's area that must stay in the frame, or
     the sample is taken without any geometric change.
     """
 
     flip: float = 0.5
+    turn: float = 0.0
     scale: tuple[float, float] = (0.8, 1.25)
     translate: float = 0.1
     brightness: float = 0.2
@@ -35,9 +37,11 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Draw:
-    """What one sample drew in one epoch. `shift` is a share of the side (x, y); `hue` a share of the colour circle."""
+    """What one sample drew in one epoch. `quarters` of a turn (0 to 3) against the clock; `shift` is a share of the side
+    (x, y); `hue` a share of the colour circle."""
 
     flip: bool
+    quarters: int
     scale: float
     shift: tuple[float, float]
     brightness: float
@@ -47,13 +51,14 @@ class Draw:
 
 
 def draw(augmentation: Augmentation, seed: int, epoch: int, index: int) -> Draw:
-    """The parameters of sample `index` in `epoch`. Always eight numbers are drawn, so that switching one kind of
+    """The parameters of sample `index` in `epoch`. Always nine numbers are drawn, so that switching one kind of
     augmentation off leaves the others as they were."""
-    numbers = stream(seed, AUGMENT, epoch, index).random(8).tolist()
+    numbers = stream(seed, AUGMENT, epoch, index).random(9).tolist()
     signed = [2 * number - 1 for number in numbers]
     low, high = (math.log(value) for value in augmentation.scale)
     return Draw(
         flip=numbers[0] < augmentation.flip,
+        quarters=1 + int(3 * numbers[8] / augmentation.turn) if numbers[8] < augmentation.turn else 0,
         scale=math.exp(low + (high - low) * numbers[1]),
         shift=(augmentation.translate * signed[2], augmentation.translate * signed[3]),
         brightness=1 + augmentation.brightness * signed[4],
@@ -73,6 +78,15 @@ def geometry(drawn: Draw, size: int) -> Affine:
         drawn.scale,
         centre - drawn.scale * centre + drawn.shift[1] * size,
     )
+
+
+def turn(image: np.ndarray, box: np.ndarray, quarters: int) -> tuple[np.ndarray, np.ndarray]:
+    """A square image (3, S, S) and its box (4,) center_x, center_y, width, height in px, turned against the clock."""
+    size = image.shape[-1]
+    for _ in range(quarters):
+        x, y, width, height = box
+        box = np.array([y, size - x, height, width], box.dtype)
+    return np.rot90(image, quarters, (1, 2)), box
 
 
 def clip(box: Box, size: int) -> Box:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from finite.data.augment import Augmentation, clip, draw, place, recolour
+from finite.data.augment import Augmentation, clip, draw, place, recolour, turn
 from finite.data.images import open_rgb
 from finite.data.letterbox import PADDING, Affine, Reduced, letterbox_map, reduce, render_part
 from finite.data.sample import ImageRecord, Object
@@ -92,10 +92,13 @@ class DetectionSource:
         if drawn and planes.size:
             planes = recolour(planes.astype(np.float32, order="C"), drawn)
         image[:, rows, columns] = planes
+        box = self._box(map, item.box) if item else np.zeros(4, np.float32)
+        if drawn and drawn.quarters:
+            image, box = turn(image, box, drawn.quarters)
         return {
             "image": image,
             "label": np.array(self._labels[index], np.int32),
-            "box": self._box(map, item.box) if item else np.zeros(4, np.float32),
+            "box": box,
             "class_weight": np.array(self._weights[self._labels[index]] if item or self._background else 0, np.float32),
             "box_weight": np.array(item is not None, np.float32),
         }
