@@ -359,3 +359,24 @@ def test_file_that_vanishes_while_training_is_set_aside_and_the_run_goes_on(comp
     run = train(begin(compiled, tmp_path, Vanishing()))
     assert run.guard.quarantine == {SICK: "sample 21: no such file"} and numbers(run.steps) == ALL
     assert {line["verdict"] for line in run.steps} == {v.HEALTHY} and not_finite(run.state) == []
+
+
+def test_summed_batches_update_after_every_fourth_and_at_the_end_of_an_epoch_whatever_was_refused(tmp_path):
+    """22 samples in 6 batches: the sums of steps 1 to 4 and 5 to 6. The sick sample is named, and its batch rerun."""
+    loop = begin(make(accumulate=4), tmp_path, ToySource(FAULTS["NaN pixel"]))
+    weights = [p.asnumpy().copy() for p in loop.step.parameters_trained]
+    changed = []
+
+    def after(step):
+        now = [p.asnumpy().copy() for p in loop.step.parameters_trained]
+        if any(not np.array_equal(a, b) for a, b in zip(weights, now)):
+            changed.append(step)
+        weights[:] = now
+
+    done = train(loop, after)
+    assert changed == [4, 6, 10, 12]
+    assert [line["step"] for line in done.steps if "update_norm" in line] == changed
+    assert all(line["update_norm_clipped"] <= 1.001 for line in done.steps if "update_norm" in line)
+    assert [line["step"] for line in done.steps] == ALL
+    assert list(done.guard.quarantine) == [SICK] and done.events[0]["samples"] == [f"toy-{SICK}.png"]
+    assert not not_finite(done.state)
