@@ -7,6 +7,7 @@ from toy import FIELDS, ToyNetwork, step_state, toy_arrays, toy_batch, toy_step
 
 from finite.config import Optimizer
 from finite.guard import verdict as v
+from finite.guard.report import Limits
 from finite.training.checkpoint import AVERAGE, OPTIMIZER, served
 
 INF = float("inf")
@@ -14,7 +15,7 @@ SGD = Optimizer(name="sgd", momentum=0.0)
 
 
 def run(step, arrays, rate=1e-2):
-    return step.run(0, toy_batch(arrays), rate, 1.0, INF, FIELDS)
+    return step.run(0, toy_batch(arrays), rate, 1.0, Limits(), FIELDS)
 
 
 def bad(arrays, row=2):

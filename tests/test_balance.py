@@ -6,15 +6,15 @@ from mindspore import Tensor, ops
 from toy import FIELDS, TERMS, ToyNetwork, step_state, toy_arrays, toy_batch, toy_step
 
 from finite.config import Optimizer
+from finite.guard.report import Limits
 from finite.training.balance import LIMIT, LossBalance
 from finite.training.stages import constants_of, freeze
 
-INF = float("inf")
 WEIGHTS = {"class": 1.0, "box": 0.5}
 
 
 def run(step, arrays=None, rate=1e-2):
-    return step.run(0, toy_batch(arrays or toy_arrays()), rate, 1.0, INF, FIELDS)
+    return step.run(0, toy_batch(arrays or toy_arrays()), rate, 1.0, Limits(), FIELDS)
 
 
 def values(step):
