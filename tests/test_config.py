@@ -47,6 +47,14 @@ def test_every_line_of_the_default_file_has_exactly_one_comment():
         assert len(line) <= 120, line
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_read_and_say_what_they_reach_and_how_long_they_take(path):
+    config = load(path)
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert any(re.search(r"Reaches .*\d\.\d\d.* in .*\d+ s", line) for line in head), "no line says what it reaches"
+    assert f"--config examples/{path.name}" in " ".join(head) and str(config.data.root) == path.stem
+
+
 def test_published_values_are_the_defaults():
     config = Config()
     assert config.stages[1].weights["box"] == 0.5  # joint has 3.0, measured better; config.yaml says so
