@@ -1,0 +1,63 @@
+"""Recipes side by side: each configuration trained with each seed as a user would, and the figures of the test splits."""
+
+from collections.abc import Iterator, Sequence
+import json
+from pathlib import Path
+import subprocess
+import sys
+from typing import Any
+
+from finite.errors import UserError
+from finite.evaluate import FIGURES
+
+MAIN = Path(__file__).resolve().parents[3] / "main.py"
+
+
+def trainings(configs: Sequence[Path], seeds: Sequence[int], overrides: Sequence[str], runs: Path) -> Iterator[dict[str, Any]]:
+    """Train one after the other; yields each run's figures when it has ended.
+
+    Runs are named CONFIG-SEED in `runs`. One that is finished there already is not trained again, one that was stopped is
+    resumed: an interrupted comparison goes on where it was. Raises UserError when a training fails.
+    """
+    for config in configs:
+        for seed in seeds:
+            folder = runs / f"{config.stem}-{seed}"
+            if not (folder / "metrics.json").exists():
+                begun = (folder / "checkpoints" / "last.safetensors").exists()
+                start = ["--config", str(config), "--run", folder.name, "--seed", str(seed), "--set", f"runs={runs}"]
+                start += [part for text in overrides for part in ("--set", text)]
+                command = [sys.executable, str(MAIN), "train", "--plain", *(["--resume", str(folder)] if begun else start)]
+                code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+                if code:
+                    raise UserError(f"{config}, seed {seed}: the training ended with exit code {code}; see above, and {folder / 'run.log'}")
+            yield {"config": config.stem, "seed": seed, **figures(folder)}
+
+
+def figures(folder: Path) -> dict[str, Any]:
+    """What a finished run says of itself: figures of its test split, images in it, epochs, seconds of training."""
+    metrics = json.loads((folder / "metrics.json").read_text())
+    lines = (json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines())
+    epochs = sum(line["kind"] == "epoch" for line in lines)
+    return {name: metrics[name] for name in FIGURES} | {
+        "images": metrics["images"], "epochs": epochs, "seconds": metrics["training_seconds"]}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A Markdown table of all trainings, and the means of each configuration that had several seeds."""
+    out = ["| recipe | seed | " + " | ".join(FIGURES.values()) + " | epochs | training |", "|---|---|" + "---|" * (len(FIGURES) + 2)]
+    for name in dict.fromkeys(row["config"] for row in rows):
+        own = [row for row in rows if row["config"] == name]
+        out += [line(row) for row in own]
+        if len(own) > 1:
+            out.append(line({"config": name, "seed": "mean"} | {key: mean(own, key) for key in (*FIGURES, "epochs", "seconds")}))
+    return out
+
+
+def line(row: dict[str, Any]) -> str:
+    shown = ["" if row[name] is None else f"{row[name]:.3f}" for name in FIGURES]
+    return f"| {row['config']} | {row['seed']} | " + " | ".join(shown) + f" | {row['epochs']:.0f} | {row['seconds']:.0f} s |"
+
+
+def mean(rows: Sequence[dict[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if row[key] is not None]
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,70 @@
+"""Recipes side by side: which trainings are started, which are taken as they are, and the table of their figures."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from finite.bench.compare import table, trainings
+from finite.errors import UserError
+
+
+def finished(folder: Path, top1: float, iou: float | None = 0.5) -> None:
+    folder.mkdir(parents=True)
+    metrics = {"top1": top1, "mean_iou": iou, "iou50": 0.25, "localization": 0.125, "images": 30, "training_seconds": 61.4}
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    lines = [{"kind": "step"}, {"kind": "epoch"}, {"kind": "event"}, {"kind": "epoch"}]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_only_what_is_not_finished_is_trained_and_what_was_stopped_is_resumed(tmp_path, monkeypatch):
+    finished(tmp_path / "a-1", 0.5)
+    (tmp_path / "a-2" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "a-2" / "checkpoints" / "last.safetensors").touch()
+    started = []
+
+    def run(command, **options):
+        started.append(command[3:])
+        name = Path(command[command.index("--resume") + 1]).name if "--resume" in command else command[command.index("--run") + 1]
+        if name == "a-2":
+            (tmp_path / "a-2" / "checkpoints" / "last.safetensors").unlink()
+            (tmp_path / "a-2" / "checkpoints").rmdir()
+            (tmp_path / "a-2").rmdir()
+        finished(tmp_path / name, 0.75)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    rows = list(trainings([Path("x/a.yaml")], [1, 2, 3], ["data.root=d"], tmp_path))
+    assert [(row["config"], row["seed"], row["top1"], row["epochs"]) for row in rows] == [
+        ("a", 1, 0.5, 2), ("a", 2, 0.75, 2), ("a", 3, 0.75, 2)]
+    assert started == [
+        ["--plain", "--resume", str(tmp_path / "a-2")],
+        ["--plain", "--config", "x/a.yaml", "--run", "a-3", "--seed", "3", "--set", f"runs={tmp_path}", "--set", "data.root=d"]]
+
+
+def test_a_training_that_fails_ends_the_comparison_in_one_line(tmp_path):
+    (tmp_path / "bad.yaml").write_text("training: {batch_size: many}\n")
+    with pytest.raises(UserError, match="seed 4: the training ended with exit code 2"):
+        list(trainings([tmp_path / "bad.yaml"], [4], [], tmp_path / "runs"))
+
+
+def test_table_has_each_training_and_the_mean_of_several_seeds(tmp_path):
+    row = {"config": "a", "seed": 1, "top1": 0.5, "mean_iou": None, "iou50": 0.25, "localization": 0.5, "epochs": 10, "seconds": 60.0}
+    rows = [row, {**row, "seed": 2, "top1": 1.0, "mean_iou": 0.4}, {**row, "config": "b"}]
+    lines = table(rows)
+    assert lines[2:] == [
+        "| a | 1 | 0.500 |  | 0.250 | 0.500 | 10 | 60 s |",
+        "| a | 2 | 1.000 | 0.400 | 0.250 | 0.500 | 10 | 60 s |",
+        "| a | mean | 0.750 | 0.400 | 0.250 | 0.500 | 10 | 60 s |",
+        "| b | 1 | 0.500 |  | 0.250 | 0.500 | 10 | 60 s |",
+    ]
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_tool_says_what_it_does():
+    tool = Path(__file__).parents[1] / "tools" / "compare.py"
+    done = subprocess.run([sys.executable, str(tool), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "--seeds" in done.stdout

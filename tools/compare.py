@@ -1,0 +1,41 @@
+"""Train recipes with several seeds and print their figures on the test split as one Markdown table.
+
+    python tools/compare.py examples/cards.yaml --seeds 1 2 3 --set data.root=FOLDER
+    python tools/compare.py staged.yaml joint.yaml --runs runs/comparison
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from finite.bench.compare import line, table, trainings  # noqa: E402
+from finite.errors import UserError  # noqa: E402
+from finite.run import environment  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("configs", type=Path, nargs="+", metavar="CONFIG", help="configuration files, of different names")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="default: 1 2 3")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for all of them, as in main.py")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)")
+    options = parser.parse_args()
+    rows = []
+    try:
+        for row in trainings(options.configs, options.seeds, options.set, options.runs):
+            rows.append(row)
+            print(line(row), flush=True)
+        machine = environment()
+        print(f"\n{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores, MindSpore {machine['packages']['mindspore']}; "
+              f"{rows[0]['images']} test images\n")
+        print("\n".join(table(rows)))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UserError.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
