@@ -306,6 +306,8 @@ def test_stage_alone_from_another_run_on_few_samples_of_other_classes(alone, pla
             taken, other = (source, new) if name.startswith("backbone.") else (new, source)
             assert np.array_equal(value, taken[name]), name
             assert not name.endswith("weight") or not np.array_equal(value, other[name]), name
+    for name in ("input_mean", "box_mean"):  # of the weights that were taken, not of these data
+        assert np.array_equal(end.weights()[name], source[name]) and not np.array_equal(source[name], new[name])
     assert end.state["overfit"] == 6 and end.state["task"]["classes"] == ["disc", "star"]
 
 

@@ -219,6 +219,8 @@ class Session:
         tensors = saved.served()
         taken, left = [], []
         for p in self.run.network.get_parameters():
+            if p.name.startswith(checkpoint.BALANCE + "."):
+                continue  # learned loss weights belong to the training that learned them
             tensor = tensors.get(p.name)
             foreign = not same_classes and p.name.startswith(part.rstrip("*"))
             fits = tensor is not None and tuple(tensor.shape) == tuple(p.shape) and not foreign
