@@ -25,7 +25,8 @@ def run(tmp_path_factory):
     base = tmp_path_factory.mktemp("replay")
     values = {
         "runs": str(base / "runs"), "data": {"root": str(draw_set(base / "data", {"train": 16, "validation": 4, "test": 4}))},
-        "model": {"image_size": 32, "width": 4, "box_channels": 4, "box_hidden": 8}, "training": {"batch_size": 4},
+        "model": {"image_size": 32, "width": 4, "box_channels": 4, "box_hidden": 8},
+        "training": {"batch_size": 4, "average": 0.9, "accumulate": 2}, "loss": {"balance": "learned"},
         "guard": {"spike": {"mode": "refuse", "factor": 1.01, "window": 8}, "rewind_after": 3, "stop_after": 1},
         "stages": [{"name": "joint", "epochs": 3, "learning_rate": 3e-3, "weights": {"class": 1.0, "box": 0.5}}],
     }

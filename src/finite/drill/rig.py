@@ -204,7 +204,7 @@ def guarded(config: Config, task: DrillTask, injection: Injection, key: str, res
     finally:
         console.close()
     last = checkpoint.newest(folder)[0]
-    metrics = session.score(last.weights(), "test")
+    metrics = session.score(last.served(), "test")
     return Outcome(ended, not not_finite(dict(last.tensors)), metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0, folder.path, said,
                    list(sources.facts["notes"]))
 

@@ -25,12 +25,12 @@ from finite.guard.isolate import Isolation, isolate
 from finite.guard.layers import LayerRow, Replay, replay
 from finite.guard.report import Limits, StepReport
 from finite.tasks.base import Source, Task
-from finite.training.balance import attach, log_variances
 from finite.training.checkpoint import OPTIMIZER
-from finite.training.optimizers import RatedOptimizer, reach
-from finite.training.stages import constants_of, freeze
+from finite.training.making import make_network, make_step
+from finite.training.optimizers import reach
+from finite.training.stages import constants_of
 from finite.training.state import assign, collect, with_precision
-from finite.training.step import DRY, GuardedStep, rules_of
+from finite.training.step import DRY
 
 if TYPE_CHECKING:
     from finite.training.loop import StageLoop
@@ -70,13 +70,11 @@ class EagerStep:
 
     def __init__(self, config: Config, task: Task, source_fields: Sequence[Any], stage: Stage, tensors: Mapping[str, np.ndarray],
                  precision: str):
-        network = task.network()
-        attach(network, config.loss.balance, task.terms)
+        network = make_network(config, task)
+        constants = constants_of(network)
         assign(network.get_parameters(), tensors)
-        self.trained = freeze(network, stage.freeze, task.groups, constants_of(network))
-        self.cell = task.terms_cell(with_precision(network, precision))
-        self.step = GuardedStep(self.cell, RatedOptimizer(config.optimizer, self.trained), source_fields, task.terms, task.points,
-                                task.groups, config.training.batch_size, rules_of(config, stage), log_variances(network))
+        self.step = make_step(config, task, network, with_precision(network, precision), constants, stage, source_fields)
+        self.cell, self.trained = self.step.terms_cell, list(self.step.parameters_trained)
         self.fields, self.weights = source_fields, self.step.term_weights
 
     def replay(self, batch: Batch, scale: float, term: int | None = None) -> Replay:

@@ -23,15 +23,13 @@ from finite.guard.report import StepReport
 from finite.monitor.history import History
 from finite.run import RunFolder, write_json
 from finite.tasks.base import Source, Task
-from finite.training.average import WeightAverage
-from finite.training.balance import log_variances
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import Case, Investigator
-from finite.training.optimizers import RatedOptimizer
+from finite.training.making import make_step
 from finite.training.scaling import LossScale
-from finite.training.stages import freeze, learning_rate
+from finite.training.stages import learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
-from finite.training.step import DRY, GuardedStep, rules_of, running_statistics
+from finite.training.step import DRY
 
 
 @dataclass
@@ -59,16 +57,10 @@ class StageLoop:
 
     def __init__(self, run: Run, stage: Stage):
         config, self.run, self.stage = run.config, run, stage
-        self.trained = freeze(run.network, stage.freeze, run.task.groups, run.constants)
-        settings = config.training
-        average = WeightAverage(settings.average, [*self.trained, *running_statistics(run.network)]) if settings.average else None
-        balance = log_variances(run.network)
-        self.optimizer = RatedOptimizer(config.optimizer, self.trained, average, balance, settings.accumulate > 1)
+        self.step = make_step(config, run.task, run.network, run.computing, run.constants, stage, run.source.fields)
+        self.optimizer, self.trained = self.step.optimizer, list(self.step.parameters_trained)
         self.loader = Loader(run.source, config.training.batch_size, config.seed, config.data.threads)
         self.steps_per_epoch = self.loader.steps()
-        cell = run.task.terms_cell(run.computing)
-        self.step = GuardedStep(cell, self.optimizer, run.source.fields, run.task.terms, run.task.points,
-                                run.task.groups, config.training.batch_size, rules_of(config, stage), balance)
         moving = {p.name for p in (*self.trained, *self.step.buffers)}
         self.still = [p.name for p in run.network.get_parameters() if p.name not in moving]
         self.investigator = Investigator(self)

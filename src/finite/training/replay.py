@@ -20,10 +20,10 @@ from finite.tasks import TASKS
 from finite.tasks.base import Field, Task
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import EagerStep, gradient_text, side_by_side, substitute
-from finite.training.optimizers import RatedOptimizer
-from finite.training.stages import constants_of, freeze
+from finite.training.making import make_network, make_step
+from finite.training.stages import constants_of
 from finite.training.state import assign, use_device, with_precision
-from finite.training.step import DRY, GuardedStep, rules_of
+from finite.training.step import DRY
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,13 @@ class Restored:
         points = settings["point_limit"]
         self.limits = Limits(float(settings["norm_limit"]), None if points is None else np.array(points, np.float64))
         self.half = self.config.training.precision != "O0"
-        self.network = self.task.network()
+        self.network = make_network(self.config, self.task)
         self.first = {p.name: p.asnumpy().copy() for p in self.network.get_parameters()}  # the initial weights
+        constants = constants_of(self.network)
         assign(self.network.get_parameters(), self.tensors)
-        trained = freeze(self.network, self.stage.freeze, self.task.groups, constants_of(self.network))
-        optimizer = RatedOptimizer(self.config.optimizer, trained)
-        assign(optimizer.state(), self.tensors, OPTIMIZER)
-        cell = self.task.terms_cell(with_precision(self.network, self.config.training.precision))
-        self.step = GuardedStep(cell, optimizer, self.fields, self.task.terms, self.task.points, self.task.groups,
-                                self.config.training.batch_size, rules_of(self.config, self.stage))
+        computing = with_precision(self.network, self.config.training.precision)
+        self.step = make_step(self.config, self.task, self.network, computing, constants, self.stage, self.fields)
+        assign(self.step.optimizer.state(), self.tensors, OPTIMIZER)
 
     def attempt(self, batch: Batch, rate: float) -> tuple[StepReport, v.Verdict]:
         report = self.step.run(0, batch, rate, self.scale, self.limits, self.fields)

@@ -25,8 +25,8 @@ from finite.run import RunFolder, TrainOptions, environment, write_json, write_t
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
-from finite.training.balance import attach
 from finite.training.loop import Run, StageLoop, list_quarantine
+from finite.training.making import make_network
 from finite.training.scaling import LossScale
 from finite.training.scoring import Scorer
 from finite.training.stages import constants_of
@@ -157,10 +157,9 @@ class Session:
         self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
         self.overfit = overfit
         self.versions = environment()["packages"]  # once: it opens many files, which a checkpoint must not depend on
-        network = task.network()
+        network = make_network(config, task)
         half = config.training.precision != "O0"
         computing = with_precision(network, config.training.precision)
-        attach(network, config.loss.balance, task.terms)
         self.run = Run(config, folder, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
                        LossScale(half, config.training.loss_scale), History(folder.history), Position(), EpochSums(),
                        console.warn)
