@@ -1,10 +1,14 @@
-"""The moving average of weights that validation, evaluation and export use when it is on.
+"""What stands beside an optimizer: the moving average of weights, and the sum of gradients over several batches.
+
+The average is what validation, evaluation and export use when it is on:
 
     average <- average + (1 - d) (weight - average),   d = min(decay, (1 + n) / (10 + n)) at the n-th update
 
 (Polyak averaging; the rising d lets a young average forget its start.) It moves inside the compiled step's good branch
 only, so no refused step reaches it. BatchNorm's running statistics are averaged with the weights that made them. It
 starts anew with each stage: next to frozen parts, which stay as they are, an older average would be of another network.
+
+Both are part of the optimizer's state, so checkpoints, rewinds and resumes carry them.
 """
 
 from collections.abc import Sequence
