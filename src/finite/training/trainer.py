@@ -26,8 +26,9 @@ from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
 from finite.training.loop import Run, StageLoop, list_quarantine
+from finite.training.recording import Recording
 from finite.training.scaling import LossScale
-from finite.training.scoring import Scorer
+from finite.training.scoring import Scored, Scorer
 from finite.training.stages import constants_of
 from finite.training.state import EpochSums, Position, assign, collect, restore_network, use_device, with_precision
 
@@ -99,7 +100,11 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
             session.give_back(options.give_back)
         elif options.init is not None:
             session.initialise(options.init)
-        session.train(stop)
+        session.record()
+        try:
+            session.train(stop)
+        finally:
+            session.run.recorder.close()
     return folder, sources
 
 
@@ -134,7 +139,8 @@ def better(score: float, terms: list[str], best: Mapping[str, Any] | None) -> bo
 
 
 #: Settings that a resumed run may have otherwise: where things are and how fast they go, never what is computed.
-FREE = ("runs", "device", "data.root", "data.test", "data.cache_mb", "data.threads")
+FREE = ("runs", "device", "data.root", "data.test", "data.cache_mb", "data.threads",
+        *(f"summary.{name}" for name in settings.Summary.model_fields))
 
 
 def differing(old: Any, new: Any, key: str = "") -> list[str]:
@@ -232,6 +238,15 @@ class Session:
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
+    def record(self) -> None:
+        """Begin recording for the dashboard, or go on with it, unless the configuration says no."""
+        if self.config.summary.enabled:
+            run = self.run
+            recording = Recording(self.config, self.task, self.sources, self.folder, self.console)
+            scored = frozenset(line["step"] for line in run.history.read() if line["kind"] == "epoch")
+            recording.begin(run.position.step, scored)
+            run.recorder = recording
+
     def train(self, stop: Interrupt) -> None:
         """Train what is left of the stages. Raises Interrupted or GuardStop; both leave a checkpoint."""
         run, config = self.run, self.config
@@ -243,6 +258,7 @@ class Session:
                 assign(loop.optimizer.state(), self.saved_optimizer, checkpoint.OPTIMIZER)
             self.saved_optimizer = None
             loop.keep()
+            run.recorder.stage(loop)
             if not started:
                 run.guard.new_stage()
             if run.position.step == 0:
@@ -281,7 +297,8 @@ class Session:
             raise self.interrupted()
         self.trained_terms |= {name for name, weight in stage.weights.items() if weight > 0}
         loop.keep()
-        validation = self.score(collect(run.network, None), "validation")
+        scored = self.score(collect(run.network, None))
+        validation = scored.metrics
         score = self.task.score(validation, self.trained_terms)
         terms = sorted(self.trained_terms)
         best = better(score, terms, self.best)
@@ -296,6 +313,8 @@ class Session:
         clock = {"seconds": round(seconds, 3), "wait_seconds": round(loop.loader.wait_seconds - waited, 3)}
         run.history.append({"kind": "epoch", "stage": stage.name, "step": run.position.step, **line, "clock": clock})
         display.epoch(line | {"seconds": seconds, "wait_share": share})
+        assert self.scorer is not None
+        run.recorder.epoch({"step": run.position.step, **line}, scored, self.scorer, loop)
         run.sums = EpochSums()
         run.position.next_epoch(stage.epochs)
         self.save(loop, best)
@@ -306,12 +325,12 @@ class Session:
         return Interrupted(f"interrupted after step {self.run.position.step}; a checkpoint is written. "
                            f"Go on with: python main.py --resume {self.folder.path}")
 
-    def score(self, weights: Mapping[str, np.ndarray], split: str) -> dict[str, Any]:
-        """Metrics of these weights on a split."""
+    def score(self, weights: Mapping[str, np.ndarray]) -> Scored:
+        """These weights on the validation split."""
         if self.scorer is None:
             self.scorer = Scorer(self.task, self.config.training.batch_size, self.config.data.threads)
         self.scorer.load(weights, "this run's weights")
-        return self.scorer.score(getattr(self.sources, split))
+        return self.scorer.scored(self.sources.validation)
 
     def save(self, loop: StageLoop, best: bool = False) -> None:
         """Write a checkpoint of the verified state; it is also the one to rewind to, so that a resumed run and one left

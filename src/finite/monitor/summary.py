@@ -1,0 +1,214 @@
+"""What MindInsight shows of a run while it trains: steps, counters, histograms, pictures, the graph, into an event file.
+
+Recording must never cost a training. Whatever goes wrong in here ends the recording with one line and nothing else; the
+run's exact record is history.jsonl in any case.
+
+- MindInsight keeps 300 tags of a run, of all kinds together, and drops the oldest: more than `TAGS` are never given to
+  it, and which layers get no histograms for that reason is said.
+- It shows 1,000 points of a scalar, drawn at random, and always the last: counters only grow, so none can hide a step.
+- NaN is a gap in its curves; the counters beside them show why.
+- Histograms cost the most: the next one waits until their share of the time, measured, is below `summary.histograms`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+import math
+import time
+from typing import Any
+
+import numpy as np
+from mindspore.train.summary_pb2 import Event
+from PIL import Image
+
+from finite.monitor import events, messages
+from finite.monitor.text import count
+
+#: MindInsight's limit is 300; a little is left for tags that it makes itself (a graph has two).
+TAGS = 290
+#: Tags kept free for everything that is not a histogram.
+OTHER_TAGS = 80
+#: Histograms of a layer.
+KINDS = ("gradient", "weight", "update")
+
+
+class Summary:
+    """Appends to a run's event file.
+
+    Args:
+        folder: the run folder; MindInsight reads one level below the folder that it is given, so the file lies in here.
+        stages: names of the run's stages in order; the scalar `stage` counts them from 1.
+        share: of the time for histograms.
+        say: tells the user the one line that recording has stopped.
+    """
+
+    def __init__(self, folder: Path, stages: Sequence[str], share: float, say: Callable[[str], None]):
+        self.folder, self.stages, self.share, self.say = Path(folder), list(stages), share, say
+        self.file: events.EventFile | None = None
+        self.lineage_file: events.EventFile | None = None
+        self.tags: set[str] = set()
+        self.counters: dict[str, float] = {}
+        self.seconds = 0.0  # spent in here
+        self.histogram_seconds, self._last_histograms, self._began = 0.0, 0.0, time.perf_counter()
+
+    # ---- beginning and end -------------------------------------------------------------------------------------------
+
+    def begin(self, step: int = 0, scored: frozenset[int] = frozenset()) -> None:
+        """Open the file. Of what is there already, steps up to `step` stay, validation figures for `scored` steps alone:
+        what a resumed run makes again must not be there twice."""
+        with self.guarded():
+            first = True
+
+            def keep(message: bytes) -> bool:
+                nonlocal first
+                event = Event.FromString(message)
+                if event.HasField("version") and not first:
+                    return False
+                first = False
+                names = messages.tags(event)
+                if event.step > step or event.step not in scored and any(n.startswith("validation/") for n in names):
+                    return False
+                self.tags.update(names)
+                for tag, value in messages.scalars(event).items():
+                    if tag.startswith("count/"):
+                        self.counters[tag] = value
+                return True
+
+            self.file = events.go_on(self.folder, keep)
+            self.lineage_file = events.EventFile(events.lineage_file(self.file.path))
+            if first:
+                self.file.write(messages.version().SerializeToString())
+
+    def close(self) -> None:
+        for file in (self.file, self.lineage_file):
+            if file is not None:
+                file.close()
+        self.file = self.lineage_file = None
+
+    @property
+    def on(self) -> bool:
+        return self.file is not None
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Whatever is raised inside ends the recording, and only that; the time that it takes is counted."""
+        began = time.perf_counter()
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nothing that happens here may reach the training
+            self.close()
+            reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error) or repr(error)
+            self.say(f"recording for the dashboard has stopped ({reason}); training goes on, and history.jsonl has every step")
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    # ---- what is recorded --------------------------------------------------------------------------------------------
+
+    def step(self, line: Mapping[str, Any], counters: Mapping[str, int], more: Mapping[str, float]) -> None:
+        """A step's line of the history, the counters after it, and further scalars."""
+        if self.file is None:
+            return
+        with self.guarded():
+            values: dict[str, float] = {
+                "stage": self.stages.index(line["stage"]) + 1, "epoch": line["epoch"],
+                "learning_rate": line["rate"], "loss_scale": line["scale"],
+            }
+            if "total" in line:
+                values["loss/total"] = line["total"]
+                for name, term in line["terms"].items():
+                    values[f"loss/{name}/raw"], values[f"loss/{name}/weighted"] = term["raw"], term["weighted"]
+                values["gradient/norm"], values["gradient/norm_clipped"] = line["grad_norm"], line["grad_norm_clipped"]
+                values |= {f"gradient/{part}": norm for part, norm in line["part_norms"].items()}
+            for name, number in counters.items():
+                tag = f"count/{name}"
+                values[tag] = self.counters[tag] = max(number, self.counters.get(tag, 0))
+            self.scalars(line["step"], values | dict(more))
+
+    def epoch(self, line: Mapping[str, Any]) -> None:
+        """An epoch's line of the history: the validation figures."""
+        if self.file is None:
+            return
+        with self.guarded():
+            found = {f"validation/{n}": v for n, v in line["validation"].items() if isinstance(v, float)}
+            self.scalars(line["step"], found)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        event = messages.summary(step)
+        messages.add_scalars(event, ((tag, float(value)) for tag, value in values.items() if self.allowed(f"{tag}/scalar")))
+        self.write(event)
+
+    def images(self, step: int, pictures: Mapping[str, Image.Image]) -> None:
+        if self.file is None:
+            return
+        with self.guarded():
+            event = messages.summary(step)
+            for tag, picture in pictures.items():
+                if self.allowed(f"{tag}/image"):
+                    messages.add_image(event, tag, picture)
+            self.write(event)
+
+    def histograms_due(self) -> bool:
+        """Whether histograms made now, costing as much as the last ones, stay within their share of the time."""
+        elapsed = time.perf_counter() - self._began
+        return self.on and self.share > 0 and self.histogram_seconds + self._last_histograms <= self.share * elapsed
+
+    def histograms(self, step: int, layers: Mapping[str, Sequence[np.ndarray]], seconds: float) -> None:
+        """By layer its arrays in the order of `KINDS`; `seconds` is what getting them has cost."""
+        if self.file is None:
+            return
+        began = time.perf_counter()
+        with self.guarded():
+            event = messages.summary(step)
+            for name, arrays in layers.items():
+                for kind, array in zip(KINDS, arrays, strict=True):
+                    if self.allowed(f"{kind}/{name}/histogram"):
+                        messages.add_histogram(event, f"{kind}/{name}", array)
+            self.write(event)
+        self.seconds += seconds
+        self._last_histograms = seconds + time.perf_counter() - began
+        self.histogram_seconds += self._last_histograms
+
+    def graph(self, step: int, model: bytes) -> None:
+        if self.file is None:
+            return
+        with self.guarded():
+            self.write(messages.graph(step, model))
+
+    def lineage(self, found: Sequence[bytes]) -> None:
+        """Messages made by `finite.monitor.lineage`; later ones replace earlier ones in MindInsight."""
+        if self.lineage_file is None or self.file is None:
+            return
+        with self.guarded():
+            for message in found:
+                self.lineage_file.write(message)
+
+    def write(self, event: Event) -> None:
+        if self.file is not None:
+            self.file.write(event.SerializeToString())
+
+    def allowed(self, tag: str) -> bool:
+        """Whether a tag is known, or may still be added."""
+        if tag not in self.tags and len(self.tags) < TAGS:
+            self.tags.add(tag)
+        return tag in self.tags
+
+
+def choose_layers(shapes: Mapping[str, int]) -> tuple[list[str], str]:
+    """Which layers get histograms, and a sentence about those that don't (empty when all do).
+
+    `shapes` is the number of dimensions of each trained tensor, in the network's order: matrices and kernels come
+    first, then norms and biases.
+    """
+    most = (TAGS - OTHER_TAGS) // len(KINDS)
+    ordered = sorted(shapes, key=lambda name: shapes[name] < 2)
+    chosen = set(ordered[:most])
+    left = [name for name in shapes if name not in chosen]
+    if not left:
+        return list(shapes), ""
+    names = ", ".join(left[:5]) + (f" and {count(len(left) - 5, 'other')}" if len(left) > 5 else "")
+    return [name for name in shapes if name in chosen], f"MindInsight shows 300 tags of a run, so {names} get no histograms"
+
+
+def ratio(change: float, size: float) -> float:
+    """Norm of an update over the norm of what it changed; NaN where that is 0."""
+    return change / size if size > 0 else math.nan
