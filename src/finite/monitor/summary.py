@@ -28,6 +28,8 @@ from finite.monitor.text import count
 TAGS = 290
 #: Tags kept free for everything that is not a histogram.
 OTHER_TAGS = 80
+#: Tags of the counters begin so.
+TOTAL = "total/"
 #: Histograms of a layer.
 KINDS = ("gradient", "weight", "update")
 
@@ -37,7 +39,7 @@ class Summary:
 
     Args:
         folder: the run folder; MindInsight reads one level below the folder that it is given, so the file lies in here.
-        stages: names of the run's stages in order; the scalar `stage` counts them from 1.
+        stages: names of the run's stages in order; the scalar `position/stage` counts them from 1.
         share: of the time for histograms.
         say: tells the user the one line that recording has stopped.
     """
@@ -70,7 +72,7 @@ class Summary:
                     return False
                 self.tags.update(names)
                 for tag, value in messages.scalars(event).items():
-                    if tag.startswith("count/"):
+                    if tag.startswith(TOTAL):
                         self.counters[tag] = value
                 return True
 
@@ -110,17 +112,17 @@ class Summary:
             return
         with self.guarded():
             values: dict[str, float] = {
-                "stage": self.stages.index(line["stage"]) + 1, "epoch": line["epoch"],
-                "learning_rate": line["rate"], "loss_scale": line["scale"],
+                "position/stage": self.stages.index(line["stage"]) + 1, "position/epoch": line["epoch"],
+                "optimizer/learning_rate": line["rate"], "optimizer/loss_scale": line["scale"],
             }
             if "total" in line:
                 values["loss/total"] = line["total"]
                 for name, term in line["terms"].items():
                     values[f"loss/{name}/raw"], values[f"loss/{name}/weighted"] = term["raw"], term["weighted"]
-                values["gradient/norm"], values["gradient/norm_clipped"] = line["grad_norm"], line["grad_norm_clipped"]
-                values |= {f"gradient/{part}": norm for part, norm in line["part_norms"].items()}
+                values["norm/all"], values["norm/clipped"] = line["grad_norm"], line["grad_norm_clipped"]
+                values |= {f"norm/{part}": norm for part, norm in line["part_norms"].items()}
             for name, number in counters.items():
-                tag = f"count/{name}"
+                tag = f"{TOTAL}{name}"
                 values[tag] = self.counters[tag] = max(number, self.counters.get(tag, 0))
             self.scalars(line["step"], values | dict(more))
 

@@ -29,6 +29,9 @@ from finite.training.scoring import Scored, Scorer
 if TYPE_CHECKING:
     from finite.training.loop import StageLoop
 
+#: Pictures in a row of a sheet.
+COLUMNS = 2
+
 
 class Recorder:
     """What is told. The loop calls `before` and `step` around each step, the session the others."""
@@ -140,8 +143,7 @@ class Recording(Recorder):
             known = {**self.counters(loop.run.guard)}
             found = [
                 lineage.training(config, len(self.sources.train), total, self.folder.checkpoints / "last.safetensors"),
-                lineage.evaluation({f"validation_{n}": x for n, x in line["validation"].items()}, config.data.root,
-                                   len(self.sources.validation)),
+                lineage.evaluation({"validation": line["validation"]}, config.data.root, len(self.sources.validation)),
                 lineage.fields(lineage.own_fields(config, known)),
                 lineage.data(config, self.sources.facts),
             ]
@@ -150,7 +152,7 @@ class Recording(Recorder):
     def pictures(self, scored: Scored, scorer: Scorer, loop: "StageLoop") -> dict[str, Image.Image]:
         """Best, worst and random validation samples, written into the run folder too, and inputs of the training."""
         count = self.config.summary.pictures
-        sheets = write_sheets(self.task, scored, self.config.seed, self.folder.pictures, count, count)
+        sheets = write_sheets(self.task, scored, self.config.seed, self.folder.pictures, count, COLUMNS)
         batch = loop.loader.batch(loop.run.position.data_epoch, 0, tuple(sorted(loop.run.guard.quarantine)))
         rows = min(len(batch.use), max(len(scored.source), 1))  # as many as were scored at once: no other graph is compiled
         outputs = scorer.predict({name: values[:rows] for name, values in batch.arrays.items()})
@@ -158,7 +160,7 @@ class Recording(Recorder):
         shown = self.task.show({n: values[chosen] for n, values in outputs.items()},
                                {n: values[chosen] for n, values in batch.arrays.items()},
                                [loop.run.source.ids[int(batch.indices[row])] for row in chosen])  # fmt: skip
-        return {f"validation/{name}": picture for name, picture in sheets.items()} | {"training/input": sheet(shown, count)}
+        return {f"validation/{name}": picture for name, picture in sheets.items()} | {"training/input": sheet(shown, COLUMNS)}
 
     def close(self) -> None:
         self.summary.close()

@@ -94,6 +94,8 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         if overfit is not None:
             sources = only_first(sources, overfit)
         tell_facts(console, sources.facts)
+        if saved is None:
+            write_json(folder.data / "facts.json", sources.facts)
         session = Session(config, task, sources, folder, console, overfit)
         if saved is not None:
             session.resume(saved)
