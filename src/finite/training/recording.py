@@ -18,6 +18,8 @@ from finite.guard.policy import Guard
 from finite.guard.report import StepReport
 from finite.monitor import lineage
 from finite.monitor.console import Console
+from finite.monitor.events import EventFile, event_files, lineage_file
+from finite.monitor.history import History
 from finite.monitor.summary import Summary, choose_layers
 from finite.pictures import write_sheets
 from finite.run import RunFolder
@@ -164,3 +166,18 @@ class Recording(Recorder):
 
     def close(self) -> None:
         self.summary.close()
+
+
+def record_test(config: Config, folder: RunFolder, images: int, metrics: Mapping[str, Any], console: Console) -> None:
+    """Add the figures of the finished training to the run's lineage, beside those of its last validation."""
+    files = event_files(folder.path)
+    if not files:
+        return  # nothing was recorded
+    epochs = [line for line in History(folder.history).read() if line["kind"] == "epoch"]
+    found = {"validation": epochs[-1]["validation"] if epochs else {}, str(metrics["split"]): metrics}
+    try:
+        file = EventFile(lineage_file(files[-1]))
+        file.write(lineage.evaluation(found, config.data.test or config.data.root, images))
+        file.close()
+    except OSError as error:
+        console.warn(f"the dashboard will not show the figures of the {metrics['split']} split ({error})")

@@ -19,6 +19,7 @@ from finite.errors import GuardStop, Interrupted, UserError
 from finite.guard import incident
 from finite.guard.policy import Guard
 from finite.interrupt import Interrupt
+from finite.monitor import report
 from finite.monitor.console import Console
 from finite.monitor.history import History
 from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
@@ -107,6 +108,7 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
             session.train(stop)
         finally:
             session.run.recorder.close()
+            report.try_write(folder, console.warn)
     return folder, sources
 
 
@@ -320,6 +322,7 @@ class Session:
         run.sums = EpochSums()
         run.position.next_epoch(stage.epochs)
         self.save(loop, best)
+        report.try_write(self.folder, self.console.warn)
         if stop.requested and run.position.stage < len(self.config.stages):
             raise self.interrupted()
 
