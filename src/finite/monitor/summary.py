@@ -111,16 +111,7 @@ class Summary:
         if self.file is None:
             return
         with self.guarded():
-            values: dict[str, float] = {
-                "position/stage": self.stages.index(line["stage"]) + 1, "position/epoch": line["epoch"],
-                "optimizer/learning_rate": line["rate"], "optimizer/loss_scale": line["scale"],
-            }
-            if "total" in line:
-                values["loss/total"] = line["total"]
-                for name, term in line["terms"].items():
-                    values[f"loss/{name}/raw"], values[f"loss/{name}/weighted"] = term["raw"], term["weighted"]
-                values["norm/all"], values["norm/clipped"] = line["grad_norm"], line["grad_norm_clipped"]
-                values |= {f"norm/{part}": norm for part, norm in line["part_norms"].items()}
+            values = step_values(line, self.stages)
             for name, number in counters.items():
                 tag = f"{TOTAL}{name}"
                 values[tag] = self.counters[tag] = max(number, self.counters.get(tag, 0))
@@ -131,8 +122,7 @@ class Summary:
         if self.file is None:
             return
         with self.guarded():
-            found = {f"validation/{n}": v for n, v in line["validation"].items() if isinstance(v, float)}
-            self.scalars(line["step"], found)
+            self.scalars(line["step"], epoch_values(line))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         event = messages.summary(step)
@@ -193,6 +183,26 @@ class Summary:
         if tag not in self.tags and len(self.tags) < TAGS:
             self.tags.add(tag)
         return tag in self.tags
+
+
+def step_values(line: Mapping[str, Any], stages: Sequence[str]) -> dict[str, float]:
+    """The scalars of a step's line of the history, by tag."""
+    values: dict[str, float] = {
+        "position/stage": stages.index(line["stage"]) + 1, "position/epoch": line["epoch"],
+        "optimizer/learning_rate": line["rate"], "optimizer/loss_scale": line["scale"],
+    }  # fmt: skip
+    if "total" in line:
+        values["loss/total"] = line["total"]
+        for name, term in line["terms"].items():
+            values[f"loss/{name}/raw"], values[f"loss/{name}/weighted"] = term["raw"], term["weighted"]
+        values["norm/all"], values["norm/clipped"] = line["grad_norm"], line["grad_norm_clipped"]
+        values |= {f"norm/{part}": norm for part, norm in line["part_norms"].items()}
+    return values
+
+
+def epoch_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """The validation figures of an epoch's line, by tag."""
+    return {f"validation/{name}": value for name, value in line["validation"].items() if isinstance(value, float)}
 
 
 def choose_layers(shapes: Mapping[str, int]) -> tuple[list[str], str]:
