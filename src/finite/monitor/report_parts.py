@@ -109,7 +109,7 @@ def curves(run: RunData) -> str:
         return charts.draw(Chart(title, drawn, run.spans, marks, **options))
 
     drawn = [chart("total loss and its weighted terms",
-                   [of(run.steps, "total", "total"), *(of(run.steps, f"{t}, weighted", "terms", t, "weighted") for t in terms)]),
+                   [of(run.steps, "total", "total"), *(of(run.steps, f"{t} (weighted)", "terms", t, "weighted") for t in terms)]),
              chart("loss terms, raw", [of(run.steps, t, "terms", t, "raw") for t in terms]),
              chart("validation", [of(run.epochs, label(n), "validation", n) for n in names], zero=True, dots=True),
              chart("gradient norm", [of(run.steps, "before clipping", "grad_norm"), of(run.steps, "after clipping", "grad_norm_clipped", dashed=True)],
