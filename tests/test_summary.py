@@ -1,6 +1,7 @@
 """The summary: exact counters, few enough tags, histograms within their share, failures that stay inside."""
 
 from collections import Counter
+import io
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from small_history import figures, step_line
 from finite.monitor import events, messages
 from finite.monitor import summary as summaries
 from finite.monitor.summary import Summary, choose_layers
+from finite.pictures import png
 
 STAGES = ("first", "second")
 COUNTS = {"healthy": 0, "refused": 0}
@@ -112,7 +114,7 @@ def test_a_full_disk_is_told_once_and_nothing_is_raised(tmp_path, told, monkeypa
 
     monkeypatch.setattr(events.EventFile, "write", full)
     train(summary, range(1, 5))
-    summary.images(4, {"a": Image.new("RGB", (4, 4))})
+    summary.images(4, {"a": png(Image.new("RGB", (4, 4)))})
     summary.histograms(4, {"w": [np.ones(3)] * 3}, 0.0)
     summary.lineage([b"x"])
     summary.close()
@@ -182,6 +184,13 @@ def test_a_histogram_counts_every_number(tmp_path):
     assert Counter(b.count for b in mixed.buckets)[20] >= 40
     assert sum(b.count for b in same.buckets) == 12 and not bad.buckets and bad.count == 3
     assert sum(b.count for b in half.buckets) == 1000
+
+
+def test_a_picture_tells_its_size(summary, tmp_path):
+    summary.images(1, {"a": png(Image.new("RGB", (7, 5)))})
+    (value,) = found(tmp_path)[-1].summary.value
+    assert (value.image.width, value.image.height, value.image.colorspace) == (7, 5, 3)
+    assert Image.open(io.BytesIO(value.image.encoded_image)).size == (7, 5)
 
 
 @pytest.mark.parametrize("values", [[0.0, 1e-45], [-3e38, 3e38], [1.0, np.nextafter(np.float32(1), np.float32(2))]])

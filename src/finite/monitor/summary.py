@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from mindspore.train.summary_pb2 import Event
-from PIL import Image
 
 from finite.monitor import events, messages
 from finite.monitor.text import count
@@ -129,7 +128,8 @@ class Summary:
         messages.add_scalars(event, ((tag, float(value)) for tag, value in values.items() if self.allowed(f"{tag}/scalar")))
         self.write(event)
 
-    def images(self, step: int, pictures: Mapping[str, Image.Image]) -> None:
+    def images(self, step: int, pictures: Mapping[str, bytes]) -> None:
+        """Pictures as PNG files' bytes, by tag."""
         if self.file is None:
             return
         with self.guarded():

@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
 from finite.config import Config
 from finite.guard import verdict as v
@@ -21,7 +20,7 @@ from finite.monitor.console import Console
 from finite.monitor.events import EventFile, event_files, lineage_file
 from finite.monitor.history import History
 from finite.monitor.summary import Summary, choose_layers
-from finite.pictures import write_sheets
+from finite.pictures import png, write_sheets
 from finite.run import RunFolder
 from finite.tasks.base import Sources, Task
 from finite.tasks.detection.draw import sheet
@@ -151,7 +150,7 @@ class Recording(Recorder):
             ]
         summary.lineage(found)
 
-    def pictures(self, scored: Scored, scorer: Scorer, loop: "StageLoop") -> dict[str, Image.Image]:
+    def pictures(self, scored: Scored, scorer: Scorer, loop: "StageLoop") -> dict[str, bytes]:
         """Best, worst and random validation samples, written into the run folder too, and inputs of the training."""
         count = self.config.summary.pictures
         sheets = write_sheets(self.task, scored, self.config.seed, self.folder.pictures, count, COLUMNS)
@@ -162,7 +161,7 @@ class Recording(Recorder):
         shown = self.task.show({n: values[chosen] for n, values in outputs.items()},
                                {n: values[chosen] for n, values in batch.arrays.items()},
                                [loop.run.source.ids[int(batch.indices[row])] for row in chosen])  # fmt: skip
-        return {f"validation/{name}": picture for name, picture in sheets.items()} | {"training/input": sheet(shown, COLUMNS)}
+        return {f"validation/{name}": data for name, data in sheets.items()} | {"training/input": png(sheet(shown, COLUMNS))}
 
     def close(self) -> None:
         self.summary.close()
