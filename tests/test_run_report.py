@@ -152,6 +152,19 @@ def test_a_value_that_is_not_finite_is_a_gap_with_a_mark():
     assert charts.draw(charts.Chart("loss", [charts.Curve("total", [1, 2], [math.nan, None])])) == ""
 
 
+def test_a_long_curve_has_its_moving_mean_over_it_without_what_is_not_finite():
+    values = [1.0 + (s % 2) for s in range(600)]
+    values[300] = math.nan
+    curve = charts.Curve("total", list(range(1, 601)), values)
+    steps, means, width = charts.smooth(curve)
+    assert width == 10 and steps[0] == 1 and all(abs(mean - 1.5) < 0.11 for mean in means)
+    assert charts.smooth(charts.Curve("x", list(range(600)), [math.nan] * 600))[1] == [None] * len(steps)
+    drawn = re.findall(r"<path class='(c0[^']*)' d='M", charts.draw(charts.Chart("loss", [curve])))
+    assert drawn == ["c0 faint", "c0", "c0"]  # each value, the mean, the legend
+    assert "mean over 10 steps" in charts.draw(charts.Chart("loss", [curve]))
+    assert "mean over" not in charts.draw(charts.Chart("rate", [curve], exact=True))
+
+
 def test_stages_and_what_happened_stand_in_every_chart(run):
     text, page = write(run)
     figures = text.split("<figure class='chart'>")[1:]

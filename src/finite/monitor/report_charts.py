@@ -6,10 +6,12 @@ the page reads the points that are kept here and lets a reader walk along them w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 import json
 import math
+
+import numpy as np
 
 from finite.monitor.report_data import Span
 from finite.monitor.text import short
@@ -18,6 +20,8 @@ from finite.monitor.text import short
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 250, 58, 20, 24, 30
 #: Points kept of a curve; four in each column.
 POINTS = 600
+#: Steps from which on a curve is drawn faintly, with its moving mean over it.
+LONG = 300
 #: Colours by number, told apart in light and dark and by the colour-blind (Okabe and Ito); see the style sheet.
 COLOURS = 7
 
@@ -42,7 +46,8 @@ class Chart:
     marks: Sequence[tuple[int, str]] = ()
     logarithmic: bool = False
     zero: bool = False  # the axis begins at 0
-    dots: bool = field(default=False)  # a dot at each value: for few of them
+    dots: bool = False  # a dot at each value: for few of them
+    exact: bool = False  # no moving mean over a long curve: it is not noisy
 
 
 def thin(steps: Sequence[int], values: Sequence[float | None], most: int = POINTS) -> tuple[list[int], list[float | None]]:
@@ -62,6 +67,22 @@ def thin(steps: Sequence[int], values: Sequence[float | None], most: int = POINT
     return [steps[i] for i in kept], [values[i] for i in kept]
 
 
+def smooth(curve: Curve) -> tuple[list[int], list[float | None], int]:
+    """A long curve's moving mean over a sixtieth of its length, at about 240 places, and how many steps it is over.
+
+    What is not finite is left out of the mean; where nothing else is, there is a gap.
+    """
+    width = len(curve.steps) // 60
+    values = np.array([v if is_finite(v) else np.nan for v in curve.values], np.float64)
+    known = np.isfinite(values)
+    sums, numbers = (np.concatenate(([0.0], np.cumsum(a))) for a in (np.where(known, values, 0.0), known))
+    places = np.arange(0, len(values), max(width // 4, 1))
+    low, high = np.maximum(places - width // 2, 0), np.minimum(places + width // 2 + 1, len(values))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = (sums[high] - sums[low]) / (numbers[high] - numbers[low])
+    return [curve.steps[i] for i in places], [float(m) if n else None for m, n in zip(means, numbers[high] - numbers[low])], width
+
+
 def is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
@@ -74,10 +95,17 @@ def draw(chart: Chart) -> str:
         return ""
     scale = Scale(chart, curves, numbers)  # type: ignore[arg-type]
     parts = [_stages(chart, scale), _axes(scale), _marks(chart, scale)]
-    parts += [_curve(curve, number, scale, chart.dots) for number, curve in enumerate(curves)]
+    long = [len(c.steps) > LONG and not (chart.dots or chart.exact) for c in chart.curves]
+    parts += [_curve(curve, n, scale, chart.dots, faint=long[n]) for n, curve in enumerate(curves)]
+    over = 0
+    for number, curve in enumerate(chart.curves):
+        if long[number]:
+            steps, values, over = smooth(curve)
+            parts.append(_curve(Curve(curve.name, steps, values, curve.dashed), number, scale, False))
     legend = "".join(
         f"<li><svg width='18' height='8' aria-hidden='true'><path class='c{i % COLOURS}{' dashed' if c.dashed else ''}' d='M0 4H18'/></svg>"
         f"{escape(c.name)}</li>" for i, c in enumerate(curves))  # fmt: skip
+    legend += f"<li class='soft'>bold: mean over {over} steps</li>" if over else ""
     data = {"x": [scale.first, scale.last], "frame": [LEFT, WIDTH - RIGHT],
             "curves": [{"name": c.name, "steps": c.steps, "texts": [short(v) for v in c.values]} for c in curves],
             "marks": [[step, text] for step, text in chart.marks[:200]]}  # fmt: skip
@@ -165,7 +193,7 @@ def _marks(chart: Chart, scale: Scale) -> str:
     )
 
 
-def _curve(curve: Curve, number: int, scale: Scale, dots: bool) -> str:
+def _curve(curve: Curve, number: int, scale: Scale, dots: bool, faint: bool = False) -> str:
     path, pen, last = [], False, None
     gaps = []
     for step, value in zip(curve.steps, curve.values):
@@ -180,7 +208,7 @@ def _curve(curve: Curve, number: int, scale: Scale, dots: bool) -> str:
             if not (pen and point == last):
                 path.append(f"{'L' if pen else 'M'}{point}")
             pen, last = True, point
-    classes = f"c{number % COLOURS}{' dashed' if curve.dashed else ''}"
+    classes = f"c{number % COLOURS}{' dashed' if curve.dashed else ''}{' faint' if faint else ''}"
     out = f"<path class='{classes}' d='{''.join(path)}'/>" + "".join(gaps)
     if dots or len(path) < 3:
         out += "".join(f"<circle class='c{number % COLOURS}' r='2.5' cx='{p[1:].split()[0]}' cy='{p[1:].split()[1]}'/>" for p in path)

@@ -77,8 +77,10 @@ class RunData:
                 for e in self.events if e["event"] == "quarantine"]  # fmt: skip
 
     def seconds(self) -> float:
-        """Of training, scoring left out."""
-        return sum(float(line["clock"]["seconds"]) for line in self.epochs if "clock" in line)
+        """Of training, scoring left out: of the whole epochs, and of the steps since."""
+        last = self.epochs[-1]["step"] if self.epochs else 0
+        lines = [*self.epochs, *(line for line in self.steps if line["step"] > last)]
+        return sum(float(line["clock"]["seconds"]) for line in lines if "clock" in line)
 
 
 def read(folder: RunFolder) -> RunData:

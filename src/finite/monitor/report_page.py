@@ -33,7 +33,7 @@ figure{margin:0;min-width:0}figcaption{font-weight:600;margin-bottom:.2rem}
 .c0{stroke:var(--c0)}.c1{stroke:var(--c1)}.c2{stroke:var(--c2)}.c3{stroke:var(--c3)}.c4{stroke:var(--c4)}.c5{stroke:var(--c5)}.c6{stroke:var(--c6)}
 circle.c0{fill:var(--c0)}circle.c1{fill:var(--c1)}circle.c2{fill:var(--c2)}circle.c3{fill:var(--c3)}circle.c4{fill:var(--c4)}
 circle.c5{fill:var(--c5)}circle.c6{fill:var(--c6)}
-.dashed{stroke-dasharray:5 4}.mark path{stroke:var(--bad);stroke-width:1.3}.mark path+path{fill:var(--bad)}
+.dashed{stroke-dasharray:5 4}.chart path.faint{stroke-width:1;opacity:.28}.mark path{stroke:var(--bad);stroke-width:1.3}.mark path+path{fill:var(--bad)}
 .chart text.gap{fill:var(--bad);font-size:14px}.cursor{stroke:var(--ink);stroke-dasharray:2 3}
 .legend{display:flex;flex-wrap:wrap;gap:.1rem 1rem;list-style:none;margin:.2rem 0 0;padding:0;font-size:.87rem}
 .chart .legend svg{display:inline-block;width:18px;height:8px;margin-right:.35rem}.legend path{fill:none;stroke-width:2.5}

@@ -115,9 +115,9 @@ def curves(run: RunData) -> str:
              chart("gradient norm", [of(run.steps, "before clipping", "grad_norm"), of(run.steps, "after clipping", "grad_norm_clipped", dashed=True)],
                    logarithmic=True),
              chart("gradient norm by part of the network", [of(run.steps, g, "part_norms", g) for g in groups], logarithmic=True),
-             chart("learning rate", [of(run.steps, "learning rate", "rate")], zero=True)]  # fmt: skip
+             chart("learning rate", [of(run.steps, "learning rate", "rate")], zero=True, exact=True)]  # fmt: skip
     if run.config.training.precision != "O0":
-        drawn.append(chart("loss scale", [of(run.steps, "loss scale", "scale")], logarithmic=True))
+        drawn.append(chart("loss scale", [of(run.steps, "loss scale", "scale")], logarithmic=True, exact=True))
     drawn = [figure for figure in drawn if figure]
     hint = "Shaded bands are the stages, red lines refused steps and other events, \u00d7 a value that is not finite."
     return f"<p class='soft'>{hint} A focused chart is read with the arrow keys.</p><div class='grid'>{''.join(drawn)}</div>"
