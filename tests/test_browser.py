@@ -198,11 +198,11 @@ def look(browser, tmp_path_factory):
         page.on("response", lambda r: r.status >= 400 and trouble.append(f"{r.url}: {r.status}"))
         page.on("pageerror", lambda error: trouble.append(f"script: {error}"))
         page.on("console", lambda said: said.type == "error" and trouble.append(f"console: {said.text}"))
-        page.asked = []
+        page.asked, page.folder = [], folder
         page.on("request", lambda r: page.asked.append(r.url))
         pages.append((page, trouble))
         page.goto(address)
-        page.get_by_text(text).first.wait_for(timeout=60_000)
+        page.get_by_text(text).filter(visible=True).first.wait_for(timeout=60_000)
         page.wait_for_timeout(1e3 * patience)  # charts are drawn after their data came
         path = folder / f"{name}.png"
         page.screenshot(path=path, full_page="report" in name)
@@ -234,8 +234,17 @@ def test_the_page_of_all_runs(look, server, trained):
 
 
 def test_the_refused_steps_on_the_page(look, server, three_refused, ask):
+    """The page gets the numbers that it draws, and a picture of it is taken to be looked at."""
     curve(ask, three_refused, "total/refused", STEPS)
-    look(f"http://{dashboard.HOST}:{server}/#/train-manage/scalar?train_id={job_id(three_refused)}", "mindinsight-refused", "norm/all")
+    page = look(f"http://{dashboard.HOST}:{server}/#/train-manage/scalar?train_id={job_id(three_refused)}", "mindinsight-curves", "norm/all")
+    tags = ask(f"datavisual/plugins?train_id={job_id(three_refused)}")["plugins"]["scalar"]
+    with page.expect_response(lambda answer: "total%2Frefused" in answer.url) as given:
+        page.locator(".el-pager li", has_text=str(tags.index("total/refused/scalar") // 6 + 1)).first.click()  # six charts a page
+    drawn = [point["value"] for point in given.value.json()["metadatas"]]
+    assert drawn[-1] == max(drawn) == 3 and sorted(set(drawn)) == [0, 1, 2, 3]
+    page.get_by_text("total/refused/scalar").filter(visible=True).first.wait_for()
+    page.wait_for_timeout(2000)
+    page.screenshot(path=page.folder / "mindinsight-refused.png")
 
 
 @pytest.mark.parametrize("name, options", [

@@ -1,9 +1,12 @@
 """What recording costs: the same training with default recording and with none, side by side, and the writer at rest.
 
-Recording works inside the training process, so its cost is all there is to measure: blocks of steps of both trainings in
-turn (histograms come in their measured share), then what each epoch and each stage pay once, as shares of the default job.
+Recording works inside the training process, so its cost is all there is to measure: steps of both trainings in turn; the
+share of the time that histograms are allowed, whose steps are rare; and what each epoch and each stage pay once. Together
+they are the cost of the default job.
 """
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 import tempfile
 import time
@@ -20,12 +23,12 @@ from finite.training.loop import StageLoop
 from finite.training.state import collect
 from finite.training.trainer import Session
 
-#: Steps in a block, pairs of blocks, seconds at rest.
-BLOCK, PAIRS, REST = 50, 24, 10.0
+#: Pairs of steps, and seconds at rest.
+PAIRS, REST = 400, 10.0
 
 
 class Training:
-    """A training of the last stage that can be run block by block."""
+    """A training of the last stage that can be run step by step."""
 
     def __init__(self, config: Config, folder: Path, recorded: bool):
         from finite import config as settings
@@ -43,18 +46,16 @@ class Training:
         self.loop.keep()
         self.session.run.recorder.stage(self.loop)
 
-    def block(self) -> None:
-        """`BLOCK` steps, over the end of an epoch where it comes."""
-        done, position = 0, self.session.run.position
-
-        def stop() -> bool:
-            nonlocal done
-            done += 1
-            return done >= BLOCK
-
-        while done < BLOCK:
-            if self.loop.epoch(lambda info: None, stop, lambda: None):
-                position.step_in_epoch, position.data_epoch = 0, position.data_epoch + 1
+    def steps(self) -> Iterator[None]:
+        """A step at each turn, for ever."""
+        position = self.session.run.position
+        while True:
+            for batch in self.loop.loader.epoch(position.data_epoch, position.step_in_epoch):
+                self.loop.one_step(batch)
+                position.step, position.step_in_epoch = position.step + 1, position.step_in_epoch + 1
+                self.loop.after_step()
+                yield
+            position.step_in_epoch, position.data_epoch = 0, position.data_epoch + 1
 
     def end_of_epoch(self) -> float:
         """Seconds that the end of an epoch takes for recording and report."""
@@ -71,9 +72,12 @@ def recording(config: Config) -> dict[str, Any]:
     """The paired ratio of the steps; what epochs and stages pay; all of it for the default job; CPU of the writer at rest."""
     with tempfile.TemporaryDirectory() as folder:
         recorded, bare = (Training(config, Path(folder), on) for on in (True, False))
-        recorded.block()
-        bare.block()
-        steps = pairs(recorded.block, bare.block, PAIRS, warm_up=1)
+        one, other = recorded.steps(), bare.steps()
+        steps = pairs(lambda: next(one), lambda: next(other), PAIRS)
+        one.close()
+        other.close()
+        summary = recorded.session.run.recorder.summary  # type: ignore[attr-defined]
+        histograms = summary.histogram_seconds / (time.perf_counter() - summary.began)
         recorded.end_of_epoch()  # compiles the scorer
         epoch = float(np.median([recorded.end_of_epoch() for _ in range(5)]))
         began = time.perf_counter()
@@ -84,7 +88,7 @@ def recording(config: Config) -> dict[str, Any]:
         idle = (time.process_time() - cpu) / (time.perf_counter() - wall)
         recorded.session.run.recorder.close()
     epochs = sum(s.epochs for s in config.stages)
-    job = epochs * recorded.loop.steps_per_epoch * steps.second_ms / 1e3 / BLOCK
-    extra = job * (steps.ratio - 1) + epochs * epoch + len(config.stages) * stage
-    return {"steps": steps.ratio, "low": steps.low, "high": steps.high, "block_ms": steps.second_ms, "pairs": steps.pairs,
-            "epoch_seconds": epoch, "stage_seconds": stage, "job": extra / job, "idle_cpu": idle}  # fmt: skip
+    job = epochs * recorded.loop.steps_per_epoch * steps.second_ms / 1e3
+    extra = job * (steps.ratio - 1 + config.summary.histograms) + epochs * epoch + len(config.stages) * stage
+    return {"steps": asdict(steps), "histogram_share": histograms, "epoch_seconds": epoch, "stage_seconds": stage,
+            "job": extra / job, "idle_cpu": idle}  # fmt: skip

@@ -175,8 +175,10 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         return [("images/s prepared (first epoch, decoding)", f"{found['prepared']:.0f} ({found['first_epoch']:.0f})"),
                 ("images/s the step eats", eaten), ("prepared / largest need", f"{found['times_the_need']:.1f}")]
     if name == "recording":
-        return [("steps with default recording / without", f"{found['steps']:.3f} [{found['low']:.3f}, {found['high']:.3f}]  "
-                 f"({found['pairs']} pairs of blocks of {found['block_ms'] / 1e3:.1f} s)"),
+        steps = found["steps"]
+        return [("step with default recording / without", f"{steps['ratio']:.4f} [{steps['low']:.4f}, {steps['high']:.4f}]  "
+                 f"({steps['first_ms']:.0f} / {steps['second_ms']:.0f} ms, {steps['pairs']} pairs)"),
+                ("share of the time for histograms", f"{found['histogram_share']:.2%}"),
                 ("end of an epoch: pictures, lineage, report", f"{found['epoch_seconds']:.2f} s"),
                 ("beginning of a stage: graph", f"{found['stage_seconds']:.2f} s"),
                 ("the default job with all of it / without", f"{1 + found['job']:.3f}"),

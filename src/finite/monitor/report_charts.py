@@ -161,7 +161,8 @@ def nice(low: float, high: float, most: int = 5) -> list[float]:
 def _stages(chart: Chart, scale: Scale) -> str:
     parts = []
     for number, span in enumerate(chart.spans):
-        left, right = scale.x(span.first), scale.x(span.last)
+        following = chart.spans[number + 1 : number + 2]
+        left, right = scale.x(span.first), scale.x(following[0].first if following else span.last)
         kind = "band odd" if number % 2 else "band"
         parts.append(f"<rect class='{kind}' x='{left}' y='{TOP}' width='{max(right - left, 1):.1f}' height='{HEIGHT - TOP - BOTTOM}'/>")
         if right - left > 7 * len(span.name):

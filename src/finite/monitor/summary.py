@@ -50,7 +50,7 @@ class Summary:
         self.tags: set[str] = set()
         self.counters: dict[str, float] = {}
         self.seconds = 0.0  # spent in here
-        self.histogram_seconds, self._last_histograms, self._began = 0.0, 0.0, time.perf_counter()
+        self.histogram_seconds, self._last_histograms, self.began = 0.0, 0.0, time.perf_counter()
 
     # ---- beginning and end -------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Summary:
 
     def histograms_due(self) -> bool:
         """Whether histograms made now, costing as much as the last ones, stay within their share of the time."""
-        elapsed = time.perf_counter() - self._began
+        elapsed = time.perf_counter() - self.began
         return self.on and self.share > 0 and self.histogram_seconds + self._last_histograms <= self.share * elapsed
 
     def histograms(self, step: int, layers: Mapping[str, Sequence[np.ndarray]], seconds: float) -> None:
