@@ -8,7 +8,10 @@ import json
 import os
 from pathlib import Path
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import time
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
@@ -179,6 +182,22 @@ def test_lineage_compares_runs_by_what_they_were_trained_with_and_reached(ask, t
     assert told["learning_rate"] == pytest.approx(0.002) and told["train_dataset_count"] == 24 and told["test_dataset_count"] == 11
     assert told["metric"]["test_mean_iou"] == pytest.approx(metrics["mean_iou"]) and "validation_top1" in told["metric"]
     assert told["user_defined"]["seed"] == 1 and told["user_defined"]["steps_refused"] == 0
+
+
+def test_the_tool_prints_the_address_and_ends_within_three_seconds_of_ctrl_c(environment, trained):
+    with socket.socket() as probe:
+        probe.bind((dashboard.HOST, 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-u", str(ROOT / "tools" / "dashboard.py"), str(trained.path.parent), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as tool:
+        said = [tool.stdout.readline().strip() for _ in range(4)]
+        assert said[0] == f"trained: {dashboard.url(port, trained.path)}" and said[-1] == "Ctrl-C ends it", said
+        assert f"ssh -L {port}:127.0.0.1:{port}" in said[2] and dashboard.answers(port)
+        again = subprocess.run(command, capture_output=True, text=True)
+        assert again.returncode == 2 and "taken by another program" in again.stderr and len(again.stderr.splitlines()) == 1
+        began = time.monotonic()
+        tool.send_signal(signal.SIGINT)
+        assert tool.wait(10) == 0 and time.monotonic() - began < 3 and not dashboard.answers(port)
 
 
 # ---- the pages -------------------------------------------------------------------------------------------------------

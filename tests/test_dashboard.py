@@ -228,6 +228,15 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words(stand_in, tmp_pa
         dashboard.start(stand_in(fails=True), tmp_path, free_port())
 
 
+def test_a_project_folder_that_can_not_be_written_is_one_line(tmp_path, monkeypatch):
+    def read_only(self, *rest, **options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(UserError, match="needs a folder for its logs, which can't be made here .Read-only file system"):
+        dashboard.start(tmp_path / "env", tmp_path, 8080)
+
+
 def test_stop_never_ends_a_program_that_was_not_started_here(stand_in, tmp_path):
     environment, port = stand_in(), free_port()
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)

@@ -90,13 +90,23 @@ def test_nothing_runs_beside_the_training(both):
     assert not any(b"summary" in name.lower() for name in names) and os.getpid() not in map(int, children)
 
 
-def test_steps_between_are_left_out_but_never_a_bad_one(tmp_path):
+def test_steps_between_are_left_out_but_never_a_bad_one_and_a_full_disk_ends_no_training(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path, "sparse")
     loop = toy_loop(folder, toy_config(epochs=3, every_steps=5, histograms=0.0, graph=False), ToySource())
     attempt, position = loop.attempt, loop.run.position
     loop.attempt = lambda batch, rate: attempt(batch, float("nan") if position.step + 1 == 7 else rate)
-    train(loop, 12)
-    assert curve(folder.path, "total/refused") == {5: 0, 7: 1, 10: 1}
+    told = []
+    loop.run.recorder.summary.say = told.append
+
+    def full(self, message):
+        raise OSError(28, "No space left on device")
+
+    loop.after_step = lambda: position.step == 12 and monkeypatch.setattr(events.EventFile, "write", full)
+    train(loop, 18)
+    assert curve(folder.path, "total/refused") == {5: 0, 7: 1, 10: 1}  # 15 was not recorded any more
+    assert len(told) == 1 and "recording for the dashboard has stopped (no space left on device)" in told[0]
+    assert [line["step"] for line in History(folder.history).read() if line["kind"] == "step"] == list(range(1, 19))
+    assert loop.run.guard.counts["healthy"] == 17
     assert not any(event.HasField("graph_def") or any(v.HasField("histogram") for v in event.summary.value) for event in recorded(folder.path))
 
 

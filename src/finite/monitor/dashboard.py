@@ -139,7 +139,10 @@ def workspace(environment: Path, port: int) -> Path:
 def start(environment: Path, base: Path, port: int) -> "subprocess.Popen[bytes]":
     """Start MindInsight and wait until it answers. Raises UserError with the log's last line when it doesn't."""
     place = workspace(environment, port)
-    (place / "log" / "gunicorn").mkdir(parents=True, exist_ok=True)
+    try:
+        (place / "log" / "gunicorn").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{place}: MindInsight needs a folder for its logs, which can't be made here ({error.strerror})") from error
     (package,) = environment.glob("lib/python3*/site-packages/mindinsight")
     settings = {"MINDINSIGHT_SUMMARY_BASE_DIR": str(base), "MINDINSIGHT_PORT": str(port), "MINDINSIGHT_WORKSPACE": str(place)}
     variables = {"HOME": str(place)} | dict(os.environ) | settings  # without HOME it ends with a KeyError

@@ -40,7 +40,7 @@ circle.c5{fill:var(--c5)}circle.c6{fill:var(--c6)}
 .readout{display:block;min-height:1.4em;font-size:.87rem;font-variant-numeric:tabular-nums}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.93rem}
 th,td{padding:.25rem .9rem .25rem 0;text-align:left;vertical-align:top}th{color:var(--soft);font-weight:600}
-.n{text-align:right;white-space:nowrap}tbody tr{border-top:1px solid var(--line)}
+.n{text-align:right;white-space:nowrap}.scroll tr>:first-child{white-space:nowrap}tbody tr{border-top:1px solid var(--line)}
 .confusion td,.confusion th{padding:.3rem .5rem;text-align:center;min-width:2.6rem}.confusion th[scope=row]{text-align:right}
 .confusion tbody td{border:1px solid var(--line)}
 .sheets img{display:block;width:100%;height:auto;border-radius:8px;border:1px solid var(--line)}

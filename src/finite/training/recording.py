@@ -120,12 +120,13 @@ class Recording(Recorder):
         all the same: MindSpore has no public way to ask a compiled step for its graph."""
         with self.summary.guarded():
             try:
-                from mindspore._c_expression import GraphExecutor_
+                from mindspore._c_expression import GraphExecutor_, JitExecutor_
 
                 assert self.loop is not None
-                cell = self.loop.step
-                model = GraphExecutor_.get_instance().get_func_graph_proto(cell.phase_cache[cell.phase], "anf_ir", False)
-            except (ImportError, AttributeError, KeyError, RuntimeError, TypeError) as error:
+                phase = self.loop.step.phase_cache[self.loop.step.phase]
+                holders = (kind.get_instance() for kind in (GraphExecutor_, JitExecutor_))  # by MS_DEV_JIT_PIPELINE
+                model = next(h for h in holders if h.has_compiled(phase)).get_func_graph_proto(phase, "anf_ir", False)
+            except (ImportError, AttributeError, KeyError, RuntimeError, StopIteration, TypeError) as error:
                 self.console.note(f"the computation graph is not recorded ({type(error).__name__}: {error})")
                 return
             self.summary.graph(step, model)
