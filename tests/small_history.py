@@ -72,6 +72,8 @@ def add_incident(run: RunFolder, step: int) -> None:
 
 
 def add_pictures(run: RunFolder) -> None:
+    """Sheets of the last validation, and the larger ones of the test."""
     run.pictures.mkdir(exist_ok=True)
     for i, name in enumerate(("best", "worst", "random")):
-        Image.new("RGB", (60, 40), (80 * i, 90, 120)).save(run.pictures / f"{name}.png")
+        Image.new("RGB", (60, 40), (80 * i, 90, 120)).save(run.pictures / f"validation-{name}.jpg")
+        Image.new("RGB", (300, 200), (80 * i, 90, 120)).save(run.pictures / f"{name}.png")

@@ -155,14 +155,15 @@ def test_histograms_count_every_weight(ask, trained, lines):
         assert found[0]["step"] in lines and sum(bucket[2] for bucket in found[0]["buckets"]) == pytest.approx(2 * 6 * 8 * 2, rel=0.1)  # it bins anew
 
 
-def test_pictures_of_each_epoch(ask, trained):
+def test_pictures_after_the_first_and_the_last_epoch(ask, trained):
     ends = [line["step"] for line in History(trained.history).read() if line["kind"] == "epoch"]
     for name in ("training/input", "validation/best", "validation/worst", "validation/random"):
         tag = quote(f"{name}/image", safe="")
         found = ask(f"datavisual/image/metadata?train_id={job_id(trained)}&tag={tag}")["metadatas"]
-        assert [picture["step"] for picture in found] == ends and found[0]["width"] > 300
+        steps = [picture["step"] for picture in found]
+        assert steps[0] == ends[0] and steps[-1] == ends[-1] and set(steps) <= set(ends) and found[0]["width"] > 300
         picture = ask(f"datavisual/image/single-image?train_id={job_id(trained)}&tag={tag}&step={ends[-1]}", raw=True)
-        assert picture.startswith(b"\x89PNG")
+        assert picture.startswith(b"\xff\xd8")  # JPEG
 
 
 def test_the_graph_of_the_step_and_of_the_data(ask, trained):

@@ -37,9 +37,9 @@ def both(tmp_path_factory):
     out = []
     for name, on in (("recorded", True), ("bare", False)):
         folder = RunFolder.create(base, name)
-        loop = toy_loop(folder, toy_config(epochs=3, histograms=0.99), ToySource(), recorded=on)
+        loop = toy_loop(folder, toy_config(epochs=3, share=0.99), ToySource(), recorded=on)
         if on:
-            loop.run.recorder.summary.histograms_due = lambda: True
+            loop.run.recorder.summary.for_histograms.due = lambda: True
         out.append((folder, train(loop, 15)))
     return out
 
@@ -92,7 +92,7 @@ def test_nothing_runs_beside_the_training(both):
 
 def test_steps_between_are_left_out_but_never_a_bad_one_and_a_full_disk_ends_no_training(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path, "sparse")
-    loop = toy_loop(folder, toy_config(epochs=3, every_steps=5, histograms=0.0, graph=False), ToySource())
+    loop = toy_loop(folder, toy_config(epochs=3, every_steps=5, share=0.0, graph=False), ToySource())
     attempt, position = loop.attempt, loop.run.position
     loop.attempt = lambda batch, rate: attempt(batch, float("nan") if position.step + 1 == 7 else rate)
     told = []

@@ -1,10 +1,13 @@
 """report.html: the right numbers, every bad step, nothing from the network, nothing unescaped; runs side by side."""
 
+import base64
 from html.parser import HTMLParser
+import io
 import json
 import math
 import re
 
+from PIL import Image
 import pytest
 from small_history import CLASSES, add_incident, add_pictures, make_history, step_line
 
@@ -65,10 +68,13 @@ def test_the_figures_are_those_of_the_newest_validation_then_those_of_the_test(r
     assert "Results (validation split)" in text and f"<dt>top-1</dt><dd>{6 / 7:.3f}</dd>" in text
     done = make_history(tmp_path / "done", 12, epochs=3)
     found = read(done).epochs[0]["validation"]
+    add_pictures(done)
     write_json(done.metrics, {"split": "test", **found, "top1": 0.125, "training_seconds": 3.5, "checkpoint": {"step": 9}})
     text, _ = write(done)
     assert "Results (test split)" in text and "<dt>top-1</dt><dd>0.125</dd>" in text and "checkpoint of step 9" in text
     assert "training seconds" not in text
+    sizes = [Image.open(io.BytesIO(base64.b64decode(data))).size for data in re.findall(r"base64,([^']+)'", text)]
+    assert sizes == [(300, 200)] * 3  # of the test split, as it says
 
 
 def test_the_page_asks_the_network_for_nothing(run):
@@ -128,7 +134,7 @@ def test_a_run_that_was_altered_is_one_line(tmp_path):
     with pytest.raises(UserError, match="history.jsonl:1: not JSON"):
         report.write(run)
     said = []
-    report.try_write(run, said.append)  # in a training it is a line, and the training goes on
+    report.try_write(run, Config(), said.append)  # in a training it is a line, and the training goes on
     assert len(said) == 1 and "report.html was not written" in said[0]
 
 

@@ -74,7 +74,7 @@ def run(tmp_path):
     for step in (1, 2):
         summary.step(step_line(step, "joint", 1), {"refused": step - 1}, {})
     summary.epoch({"step": 2, "validation": figures(0.5)})
-    summary.histograms(2, {"w": [np.arange(100.0, dtype=np.float32)] * 3}, 0.0)
+    summary.histograms(2, {"w": [np.arange(100.0, dtype=np.float32)] * 3})
     summary.images(2, {"validation/best": png(Image.new("RGB", (7, 5)))})
     summary.close()
     return run

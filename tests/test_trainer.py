@@ -221,9 +221,8 @@ def recorded(run):
         for message in messages(file):
             event = Event.FromString(message)
             for value in event.summary.value:
-                shown = value.scalar_value if value.HasField("scalar_value") else value.image.encoded_image
-                if not value.HasField("histogram"):  # when those come depends on the machine's speed
-                    found.setdefault(value.tag, []).append((event.step, shown))
+                if value.HasField("scalar_value"):  # when pictures and histograms come depends on the machine's speed
+                    found.setdefault(value.tag, []).append((event.step, value.scalar_value))
     return {tag: points for tag, points in found.items() if not tag.startswith("update_ratio/")}
 
 
@@ -231,7 +230,7 @@ def test_after_kills_and_resumes_the_dashboard_has_every_step_and_epoch_once_as_
     run, _ = stopped
     told = recorded(run)
     assert [step for step, _ in told["loss/total"]] == STEPS
-    assert [step for step, _ in told["validation/top1"]] == [step for step, _ in told["validation/best"]] == [6, 12, 18]
+    assert [step for step, _ in told["validation/top1"]] == [6, 12, 18]
     assert told == recorded(alone)
     assert len(event_files(run.path)) == 1
     text = (run.path / "report.html").read_text()

@@ -16,7 +16,7 @@ import numpy as np
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.monitor.text import count
-from finite.pictures import write_sheets
+from finite.pictures import png, sheets
 from finite.run import RunFolder, write_bytes, write_json
 from finite.tasks.base import Source, Sources, Task
 from finite.trained import Trained, open_trained
@@ -155,7 +155,8 @@ def tell(metrics: Mapping[str, Any], console: Console) -> None:
 
 def write_pictures(task: Task, scored: Scored, seed: int, folder: Path) -> None:
     """best.png, worst.png, random.png: sheets of samples with truth and prediction; confusion.png."""
-    write_sheets(task, scored, seed, folder, SHEET, COLUMNS)
+    for name, picture in sheets(task, scored, seed, SHEET, COLUMNS).items():
+        write_bytes(folder / f"{name}.png", png(picture))
     confusion = confusion_picture(scored.metrics["confusion"], list(scored.metrics["per_class"]))
     write_bytes(folder / "confusion.png", confusion)
 

@@ -31,7 +31,7 @@ def run(config: Config, options: TrainOptions, console: Console) -> None:
         console.line(f"all of them, and how to give one back: {folder.quarantine}")
     if config.summary.enabled:
         record_test(config, folder, metrics["images"], metrics, console)
-    report.try_write(folder, console.warn)
+    report.try_write(folder, config, console.warn)
     export.write(trained, sources.validation, console)
     entries = {
         "report": folder.path / "report.html", "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures,

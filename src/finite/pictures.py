@@ -2,28 +2,25 @@
 
 from collections.abc import Sequence
 import io
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from finite.run import write_bytes
 from finite.tasks.base import Task
 from finite.tasks.detection.draw import sheet
 from finite.training.scoring import Scored
 
 
-def write_sheets(task: Task, scored: Scored, seed: int, folder: Path, count: int, columns: int) -> dict[str, bytes]:
-    """best.png, worst.png, random.png with at most `count` pictures each. Returns the files' bytes by name."""
+def sheets(task: Task, scored: Scored, seed: int, count: int, columns: int) -> dict[str, Image.Image]:
+    """The sheets best, worst and random with at most `count` pictures each."""
     judged = np.flatnonzero(~np.isnan(scored.merit))
     ranked = judged[np.argsort(scored.merit[judged], kind="stable")]
     drawn = np.random.default_rng(seed).permutation(len(scored.source))
-    sheets = {}
+    made = {}
     for name, chosen in (("best", ranked[::-1]), ("worst", ranked), ("random", drawn)):
         if len(chosen):
-            sheets[name] = png(sheet_of(task, scored, chosen[:count].tolist(), columns))
-            write_bytes(folder / f"{name}.png", sheets[name])
-    return sheets
+            made[name] = sheet_of(task, scored, chosen[:count].tolist(), columns)
+    return made
 
 
 def sheet_of(task: Task, scored: Scored, chosen: Sequence[int], columns: int) -> Image.Image:
@@ -35,7 +32,13 @@ def sheet_of(task: Task, scored: Scored, chosen: Sequence[int], columns: int) ->
 
 
 def png(picture: Image.Image) -> bytes:
-    """The picture as a file, packed fast: a quarter larger than the smallest, in a quarter of the time."""
     data = io.BytesIO()
-    picture.save(data, "PNG", compress_level=1)
+    picture.save(data, "PNG")
+    return data.getvalue()
+
+
+def jpeg(picture: Image.Image) -> bytes:
+    """The picture in a twentieth of the time and a quarter of the size of a PNG: for what is drawn again and again."""
+    data = io.BytesIO()
+    picture.save(data, "JPEG", quality=90)
     return data.getvalue()

@@ -1,8 +1,8 @@
 """What recording costs: the same training with default recording and with none, side by side, and the writer at rest.
 
 Recording works inside the training process, so its cost is all there is to measure: steps of both trainings in turn; the
-share of the time that histograms are allowed, whose steps are rare; and what each epoch and each stage pay once. Together
-they are the cost of the default job.
+share of the time that histograms and pictures are allowed, which are rare; what each epoch pays, and the graph, once.
+Together they are the cost of the default job.
 """
 
 from collections.abc import Iterator
@@ -57,38 +57,40 @@ class Training:
                 yield
             position.step_in_epoch, position.data_epoch = 0, position.data_epoch + 1
 
-    def end_of_epoch(self) -> float:
-        """Seconds that the end of an epoch takes for recording and report."""
+    def end_of_epoch(self) -> tuple[float, float]:
+        """Seconds that the end of an epoch takes for recording (pictures left out: they have their share), and for the report."""
         session, run = self.session, self.session.run
         scored = session.score(collect(run.network, None))
         line = {"step": run.position.step, "epoch": 1, "terms": run.sums.terms(), "validation": scored.metrics}
+        run.recorder.summary.for_pictures.share = 0.0  # type: ignore[attr-defined]
         began = time.perf_counter()
         run.recorder.epoch(line, scored, session.scorer, self.loop)
-        report.try_write(session.folder, session.console.warn)
-        return time.perf_counter() - began
+        between = time.perf_counter()
+        report.write(session.folder, self.config)
+        return between - began, time.perf_counter() - between
 
 
 def recording(config: Config) -> dict[str, Any]:
-    """The paired ratio of the steps; what epochs and stages pay; all of it for the default job; CPU of the writer at rest."""
+    """The paired ratio of the steps; what epochs and the graph cost; all of it for the default job; CPU of the writer at rest."""
     with tempfile.TemporaryDirectory() as folder:
         recorded, bare = (Training(config, Path(folder), on) for on in (True, False))
         one, other = recorded.steps(), bare.steps()
         steps = pairs(lambda: next(one), lambda: next(other), PAIRS)
         one.close()
         other.close()
-        summary = recorded.session.run.recorder.summary  # type: ignore[attr-defined]
-        histograms = summary.histogram_seconds / (time.perf_counter() - summary.began)
+        recorder = recorded.session.run.recorder
+        spent = recorder.summary.for_histograms.spent()  # type: ignore[attr-defined]
         recorded.end_of_epoch()  # compiles the scorer
-        epoch = float(np.median([recorded.end_of_epoch() for _ in range(5)]))
+        epoch, page = np.median([recorded.end_of_epoch() for _ in range(5)], axis=0)
         began = time.perf_counter()
-        recorded.session.run.recorder.graph(recorded.session.run.position.step)  # type: ignore[attr-defined]
-        stage = time.perf_counter() - began
+        recorder.graph(recorded.session.run.position.step)  # type: ignore[attr-defined]
+        graph = time.perf_counter() - began
         cpu, wall = time.process_time(), time.perf_counter()
         time.sleep(REST)
         idle = (time.process_time() - cpu) / (time.perf_counter() - wall)
-        recorded.session.run.recorder.close()
+        recorder.close()
     epochs = sum(s.epochs for s in config.stages)
     job = epochs * recorded.loop.steps_per_epoch * steps.second_ms / 1e3
-    extra = job * (steps.ratio - 1 + config.summary.histograms) + epochs * epoch + len(config.stages) * stage
-    return {"steps": asdict(steps), "histogram_share": histograms, "epoch_seconds": epoch, "stage_seconds": stage,
-            "job": extra / job, "idle_cpu": idle}  # fmt: skip
+    share = steps.ratio - 1 + config.summary.share + (epochs * (epoch + page) + graph) / job
+    return {"steps": asdict(steps), "histograms": spent, "epoch_seconds": float(epoch), "report_seconds": float(page),
+            "graph_seconds": graph, "job": share, "idle_cpu": idle}  # fmt: skip

@@ -178,10 +178,10 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         steps = found["steps"]
         return [("step with default recording / without", f"{steps['ratio']:.4f} [{steps['low']:.4f}, {steps['high']:.4f}]  "
                  f"({steps['first_ms']:.0f} / {steps['second_ms']:.0f} ms, {steps['pairs']} pairs)"),
-                ("share of the time for histograms", f"{found['histogram_share']:.2%}"),
-                ("end of an epoch: pictures, lineage, report", f"{found['epoch_seconds']:.2f} s"),
-                ("beginning of a stage: graph", f"{found['stage_seconds']:.2f} s"),
-                ("the default job with all of it / without", f"{1 + found['job']:.3f}"),
+                ("share of the time for histograms", f"{found['histograms']:.2%}"),
+                ("end of an epoch: figures and lineage; report", f"{found['epoch_seconds']:.3f} s; {found['report_seconds']:.2f} s"),
+                ("graph of the step, once", f"{found['graph_seconds']:.2f} s"),
+                ("the default job with all of it / without", f"{1 + found['job']:.4f}"),
                 ("processor used by recording at rest", f"{found['idle_cpu']:.1%}")]
     return [("command to first step", f"{found['first_step_seconds']:.1f} s"),
             ("training", f"{found['training_seconds']:.0f} s, waiting for data {found['waiting_for_data']:.1%}"),

@@ -4,12 +4,13 @@ Steps are global, from 1, as in history.jsonl. Importing this imports MindSpore.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import struct
+import io
 import time
 
 import numpy as np
 from mindspore.train.anf_ir_pb2 import ModelProto
 from mindspore.train.summary_pb2 import Event
+from PIL import Image
 
 #: Buckets of a histogram; a tensor of few numbers gets fewer.
 BUCKETS = 50
@@ -55,11 +56,12 @@ def add_histogram(event: Event, tag: str, values: np.ndarray) -> None:
         made.buckets.add(left=low + number * width, width=width, count=count)
 
 
-def add_image(event: Event, tag: str, png: bytes) -> None:
-    """A picture in three colours, as a PNG file's bytes."""
+def add_image(event: Event, tag: str, data: bytes) -> None:
+    """A picture in three colours, as the bytes of a PNG or JPEG file."""
     made = event.summary.value.add(tag=tag).image
-    made.width, made.height = struct.unpack(">II", png[16:24])  # the header's first two numbers
-    made.colorspace, made.encoded_image = 3, png
+    with Image.open(io.BytesIO(data)) as picture:  # its header alone is read
+        made.width, made.height = picture.size
+    made.colorspace, made.encoded_image = 3, data
 
 
 def graph(step: int, model: bytes) -> Event:

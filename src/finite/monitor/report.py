@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import finite
+from finite.config import Config
 from finite.monitor import report_charts as charts
 from finite.monitor import report_parts as parts
 from finite.monitor.report_data import RunData, read
@@ -18,9 +19,10 @@ from finite.monitor.text import clock, short
 from finite.run import RunFolder, write_text
 
 
-def write(folder: RunFolder) -> Path:
-    """Make a run's report.html anew. Raises UserError when the run can't be read or its folder not be written."""
-    run = read(folder)
+def write(folder: RunFolder, config: Config | None = None) -> Path:
+    """Make a run's report.html anew; `config` spares reading the run's own. Raises UserError when the run can't be read or
+    its folder not be written."""
+    run = read(folder, config)
     path = folder.path / "report.html"
     sections = [
         ("results", f"Results ({run.scored_split} split)", parts.results(run)),
@@ -35,10 +37,10 @@ def write(folder: RunFolder) -> Path:
     return path
 
 
-def try_write(folder: RunFolder, warn: Callable[[str], None]) -> None:
+def try_write(folder: RunFolder, config: Config, warn: Callable[[str], None]) -> None:
     """`write`, where a page that can't be written must not end what is going on: one line says so."""
     try:
-        write(folder)
+        write(folder, config)
     except Exception as error:  # noqa: BLE001 - a training is worth more than its report
         warn(f"report.html was not written ({type(error).__name__}: {error}); `python main.py report {folder.path}` tries again")
 

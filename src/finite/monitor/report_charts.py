@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 import json
 import math
+from typing import Any
 
 import numpy as np
 
@@ -55,14 +56,17 @@ def thin(steps: Sequence[int], values: Sequence[float | None], most: int = POINT
     if len(steps) <= most:
         return list(steps), list(values)
     width = math.ceil(len(steps) / (most // 4))
+    numbers = np.array([math.nan if v is None else v for v in values], np.float64)
+    known = np.isfinite(numbers)
     kept: list[int] = []
     for start in range(0, len(steps), width):
-        column = range(start, min(start + width, len(steps)))
-        sound = [i for i in column if is_finite(values[i])]
-        chosen = {column[0], column[-1]}
-        if sound:
-            chosen |= {min(sound, key=lambda i: values[i]), max(sound, key=lambda i: values[i])}  # type: ignore[arg-type, return-value]
-        chosen |= set([i for i in column if not is_finite(values[i])][:1])
+        end = min(start + width, len(steps))
+        chosen, sound = {start, end - 1}, known[start:end]
+        if sound.any():
+            column = numbers[start:end]
+            chosen |= {start + int(np.where(sound, column, np.inf).argmin()), start + int(np.where(sound, column, -np.inf).argmax())}
+        if not sound.all():
+            chosen.add(start + int(sound.argmin()))
         kept += sorted(chosen)
     return [steps[i] for i in kept], [values[i] for i in kept]
 
@@ -218,11 +222,12 @@ def _curve(curve: Curve, number: int, scale: Scale, dots: bool, faint: bool = Fa
 
 def columns(records: Sequence[Mapping], *keys: str) -> tuple[list[int], list[float | None]]:
     """Steps and values of history lines under nested keys; None where a line has no such value."""
-    steps, values = [], []
+    values = []
     for line in records:
-        value = line
+        value: Any = line
         for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None  # type: ignore[assignment]
-        steps.append(int(line["step"]))
-        values.append(None if value is None else float(value))  # type: ignore[arg-type]
-    return steps, values
+            value = value.get(key)
+            if value is None:
+                break
+        values.append(None if value is None else float(value))
+    return [line["step"] for line in records], values

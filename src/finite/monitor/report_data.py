@@ -83,8 +83,8 @@ class RunData:
         return sum(float(line["clock"]["seconds"]) for line in lines if "clock" in line)
 
 
-def read(folder: RunFolder) -> RunData:
-    """Read a run. Raises UserError when its history or configuration was altered by hand and can't be read."""
+def read(folder: RunFolder, config: Config | None = None) -> RunData:
+    """Read a run, its config.yaml only where `config` is not given. Raises UserError when its history or configuration was altered by hand and can't be read."""
     lines = History(folder.history).read()
     steps = [line for line in lines if line["kind"] == "step"]
     spans: list[Span] = []
@@ -94,7 +94,7 @@ def read(folder: RunFolder) -> RunData:
         else:
             spans.append(Span(line["stage"], line["step"], line["step"]))
     return RunData(
-        folder, settings.load(folder.config), steps, [line for line in lines if line["kind"] == "epoch"],
+        folder, settings.load(folder.config) if config is None else config, steps, [line for line in lines if line["kind"] == "epoch"],
         [line for line in lines if line["kind"] == "event"], _json(folder.metrics), _json(folder.environment),
         _json(folder.data / "facts.json"), incidents(folder.incidents),
         _json(folder.path / "quarantine.json").get("samples", []), spans,

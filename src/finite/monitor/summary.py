@@ -7,20 +7,20 @@ run's exact record is history.jsonl in any case.
   it, and which layers get no histograms for that reason is said.
 - It shows 1,000 points of a scalar, drawn at random, and always the last: counters only grow, so none can hide a step.
 - NaN is a gap in its curves; the counters beside them show why.
-- Histograms cost the most: the next one waits until their share of the time, measured, is below `summary.histograms`.
+- What costs most, histograms and pictures, is made when its share of the time, measured, allows it: `summary.share`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 import math
-import time
 from typing import Any
 
 import numpy as np
 from mindspore.train.summary_pb2 import Event
 
 from finite.monitor import events, messages
+from finite.monitor.budget import Budget
 from finite.monitor.text import count
 
 #: MindInsight's limit is 300; a little is left for tags that it makes itself (a graph has two).
@@ -29,6 +29,8 @@ TAGS = 290
 OTHER_TAGS = 80
 #: Tags of the counters begin so.
 TOTAL = "total/"
+#: The part of the share that pictures get; histograms have the rest.
+PICTURES = 0.3
 #: Histograms of a layer.
 KINDS = ("gradient", "weight", "update")
 
@@ -39,18 +41,17 @@ class Summary:
     Args:
         folder: the run folder; MindInsight reads one level below the folder that it is given, so the file lies in here.
         stages: names of the run's stages in order; the scalar `position/stage` counts them from 1.
-        share: of the time for histograms.
+        share: of the time for histograms and pictures.
         say: tells the user the one line that recording has stopped.
     """
 
     def __init__(self, folder: Path, stages: Sequence[str], share: float, say: Callable[[str], None]):
-        self.folder, self.stages, self.share, self.say = Path(folder), list(stages), share, say
+        self.folder, self.stages, self.say = Path(folder), list(stages), say
         self.file: events.EventFile | None = None
         self.lineage_file: events.EventFile | None = None
         self.tags: set[str] = set()
         self.counters: dict[str, float] = {}
-        self.seconds = 0.0  # spent in here
-        self.histogram_seconds, self._last_histograms, self.began = 0.0, 0.0, time.perf_counter()
+        self.for_histograms, self.for_pictures = Budget((1 - PICTURES) * share), Budget(PICTURES * share)
 
     # ---- beginning and end -------------------------------------------------------------------------------------------
 
@@ -92,16 +93,13 @@ class Summary:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Whatever is raised inside ends the recording, and only that; the time that it takes is counted."""
-        began = time.perf_counter()
+        """Whatever is raised inside ends the recording, and only that."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - nothing that happens here may reach the training
             self.close()
             reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error) or repr(error)
             self.say(f"recording for the dashboard has stopped ({reason}); training goes on, and history.jsonl has every step")
-        finally:
-            self.seconds += time.perf_counter() - began
 
     # ---- what is recorded --------------------------------------------------------------------------------------------
 
@@ -129,7 +127,7 @@ class Summary:
         self.write(event)
 
     def images(self, step: int, pictures: Mapping[str, bytes]) -> None:
-        """Pictures as PNG files' bytes, by tag."""
+        """Pictures as the bytes of PNG or JPEG files, by tag."""
         if self.file is None:
             return
         with self.guarded():
@@ -139,16 +137,10 @@ class Summary:
                     messages.add_image(event, tag, picture)
             self.write(event)
 
-    def histograms_due(self) -> bool:
-        """Whether histograms made now, costing as much as the last ones, stay within their share of the time."""
-        elapsed = time.perf_counter() - self.began
-        return self.on and self.share > 0 and self.histogram_seconds + self._last_histograms <= self.share * elapsed
-
-    def histograms(self, step: int, layers: Mapping[str, Sequence[np.ndarray]], seconds: float) -> None:
-        """By layer its arrays in the order of `KINDS`; `seconds` is what getting them has cost."""
+    def histograms(self, step: int, layers: Mapping[str, Sequence[np.ndarray]]) -> None:
+        """By layer its arrays in the order of `KINDS`."""
         if self.file is None:
             return
-        began = time.perf_counter()
         with self.guarded():
             event = messages.summary(step)
             for name, arrays in layers.items():
@@ -156,9 +148,6 @@ class Summary:
                     if self.allowed(f"{kind}/{name}/histogram"):
                         messages.add_histogram(event, f"{kind}/{name}", array)
             self.write(event)
-        self.seconds += seconds
-        self._last_histograms = seconds + time.perf_counter() - began
-        self.histogram_seconds += self._last_histograms
 
     def graph(self, step: int, model: bytes) -> None:
         if self.file is None:

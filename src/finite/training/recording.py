@@ -20,8 +20,8 @@ from finite.monitor.console import Console
 from finite.monitor.events import EventFile, event_files, lineage_file
 from finite.monitor.history import History
 from finite.monitor.summary import Summary, choose_layers
-from finite.pictures import png, write_sheets
-from finite.run import RunFolder
+from finite.pictures import jpeg, sheets
+from finite.run import RunFolder, write_bytes
 from finite.tasks.base import Sources, Task
 from finite.tasks.detection.draw import sheet
 from finite.training.probe import Probe
@@ -59,7 +59,7 @@ class Recording(Recorder):
     def __init__(self, config: Config, task: Task, sources: Sources, folder: RunFolder, console: Console):
         self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
         settings = config.summary
-        self.summary = Summary(folder.path, [s.name for s in config.stages], settings.histograms, console.warn)
+        self.summary = Summary(folder.path, [s.name for s in config.stages], settings.share, console.warn)
         self.layers: list[str] | None = None
         self.loop: "StageLoop | None" = None
         self.probe: Probe | None = None
@@ -73,9 +73,10 @@ class Recording(Recorder):
 
     def stage(self, loop: "StageLoop") -> None:
         with self.summary.guarded():
-            self.loop, self.graph_wanted = loop, self.config.summary.graph
+            self.graph_wanted = self.config.summary.graph and self.loop is None
+            self.loop = loop
             self.probe = Probe(loop.optimizer, self.config.optimizer)
-            if self.layers is None and self.config.summary.histograms > 0:
+            if self.layers is None and self.config.summary.share > 0:
                 constants, network = loop.run.constants, loop.run.network
                 shapes = {p.name: len(p.shape) for p in network.get_parameters() if p.name not in constants}
                 self.layers, left_out = choose_layers(shapes)
@@ -83,7 +84,7 @@ class Recording(Recorder):
                     self.console.note(left_out)
 
     def before(self) -> None:
-        if self.probe is None or not self.summary.histograms_due():
+        if self.probe is None or not self.summary.on or not self.summary.for_histograms.due():
             return
         with self.summary.guarded():
             began = time.perf_counter()
@@ -101,7 +102,8 @@ class Recording(Recorder):
                 factor = report.norm_clipped / report.norm if report.norm > 0 else 1.0
                 found = self.probe.after(factor)
                 ratios = self.probe.ratios(self.task.groups)
-            summary.histograms(number, found, self.probe_seconds + time.perf_counter() - began)
+                summary.histograms(number, found)
+            summary.for_histograms.spend(self.probe_seconds + time.perf_counter() - began)
         self.probing = False
         if number % self.config.summary.every_steps == 0 or ratios or line["verdict"] != v.HEALTHY:
             summary.step(line, self.counters(guard), ratios)
@@ -116,7 +118,7 @@ class Recording(Recorder):
         return {**guard.counts, "rewinds": guard.rewinds, "quarantined": len(guard.quarantine), "incidents": made}
 
     def graph(self, step: int) -> None:
-        """The graph that was compiled for the stage: forward, backward, checks and update. Without it a run is recorded
+        """The graph that was compiled for the first stage trained: forward, backward, checks and update. Without it a run is recorded
         all the same: MindSpore has no public way to ask a compiled step for its graph."""
         with self.summary.guarded():
             try:
@@ -136,10 +138,10 @@ class Recording(Recorder):
         if not summary.on:
             return
         summary.epoch(line)
-        if config.summary.pictures:
-            with summary.guarded():
-                pictures = self.pictures(scored, scorer, loop)
-            summary.images(line["step"], pictures)
+        last = loop.stage is config.stages[-1] and line["epoch"] == loop.stage.epochs
+        if config.summary.pictures and (summary.for_pictures.due() or last and config.summary.share > 0):
+            with summary.for_pictures, summary.guarded():
+                summary.images(line["step"], self.pictures(scored, scorer, loop))
         with summary.guarded():
             total = sum(term["weighted"] for term in line["terms"].values()) if line["terms"] else math.nan
             known = {**self.counters(loop.run.guard)}
@@ -154,7 +156,9 @@ class Recording(Recorder):
     def pictures(self, scored: Scored, scorer: Scorer, loop: "StageLoop") -> dict[str, bytes]:
         """Best, worst and random validation samples, written into the run folder too, and inputs of the training."""
         count = self.config.summary.pictures
-        sheets = write_sheets(self.task, scored, self.config.seed, self.folder.pictures, count, COLUMNS)
+        drawn = {f"validation/{name}": jpeg(s) for name, s in sheets(self.task, scored, self.config.seed, count, COLUMNS).items()}
+        for name, data in drawn.items():
+            write_bytes(self.folder.pictures / f"{name.replace('/', '-')}.jpg", data)
         batch = loop.loader.batch(loop.run.position.data_epoch, 0, tuple(sorted(loop.run.guard.quarantine)))
         rows = min(len(batch.use), max(len(scored.source), 1))  # as many as were scored at once: no other graph is compiled
         outputs = scorer.predict({name: values[:rows] for name, values in batch.arrays.items()})
@@ -162,7 +166,7 @@ class Recording(Recorder):
         shown = self.task.show({n: values[chosen] for n, values in outputs.items()},
                                {n: values[chosen] for n, values in batch.arrays.items()},
                                [loop.run.source.ids[int(batch.indices[row])] for row in chosen])  # fmt: skip
-        return {f"validation/{name}": data for name, data in sheets.items()} | {"training/input": png(sheet(shown, COLUMNS))}
+        return drawn | {"training/input": jpeg(sheet(shown, COLUMNS))}
 
     def close(self) -> None:
         self.summary.close()

@@ -20,6 +20,7 @@ from finite.guard import incident
 from finite.guard.policy import Guard
 from finite.interrupt import Interrupt
 from finite.monitor import report
+from finite.monitor.budget import Budget
 from finite.monitor.console import Console
 from finite.monitor.history import History
 from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
@@ -35,6 +36,8 @@ from finite.training.state import EpochSums, Position, assign, collect, restore_
 
 #: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
 NEEDED_BYTES = 500_000_000
+#: Share of the time for rewriting the report after an epoch; where epochs are short, some go without. The end never does.
+REPORT = 0.005
 
 
 class FirstSamples:
@@ -108,7 +111,7 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
             session.train(stop)
         finally:
             session.run.recorder.close()
-            report.try_write(folder, console.warn)
+            report.try_write(folder, config, console.warn)
     return folder, sources
 
 
@@ -175,6 +178,7 @@ class Session:
         self.trained_terms: set[str] = set()
         self.seconds = 0.0  # of training so far, over resumes
         self.saved_optimizer: Mapping[str, np.ndarray] | None = None
+        self.for_report = Budget(REPORT)
 
     # ---- where a run starts ------------------------------------------------------------------------------------------
 
@@ -322,7 +326,9 @@ class Session:
         run.sums = EpochSums()
         run.position.next_epoch(stage.epochs)
         self.save(loop, best)
-        report.try_write(self.folder, self.console.warn)
+        if self.for_report.due():
+            with self.for_report:
+                report.try_write(self.folder, self.config, self.console.warn)
         if stop.requested and run.position.stage < len(self.config.stages):
             raise self.interrupted()
 
