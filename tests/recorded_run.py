@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from toy import GROUPS, POINTS, TERMS, ToyNetwork, ToyTerms
+from toy import toy_task
 
 from finite import config as settings
 from finite.config import Config, Stage
@@ -22,16 +22,16 @@ STEPS, REFUSED = 3000, (700, 1501, 2800)
 
 def toy_config(epochs: int = 1, **summary) -> Config:
     stage = Stage(name="joint", epochs=epochs, learning_rate=1e-3, weights={"class": 1.0, "box": 0.5})
-    values = {"training": {"batch_size": 4}, "stages": [stage.model_dump()], "summary": summary, "seed": 1}
+    values = {"training": {"batch_size": 4}, "stages": [stage.model_dump()], "summary": summary, "guard": {"diagnose": False}}
     return Config.model_validate(values)
 
 
 def toy_loop(folder: RunFolder, config: Config, source, recorded: bool = True) -> StageLoop:
     """The loop of a training whose run lies in `folder`; its recorder is begun."""
     use_device(config)
-    task = SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, terms_cell=ToyTerms)
-    network = ToyNetwork()
-    run = Run(config, task, source, network, network, constants_of(network), Guard(config.guard),
+    task = toy_task()
+    network = task.network()
+    run = Run(config, folder, task, source, network, network, constants_of(network), Guard(config.guard),
               LossScale(False, config.training.loss_scale), History(folder.history), Position(), EpochSums(), print)  # fmt: skip
     if recorded:
         sources = SimpleNamespace(train=source, validation=source, facts={"images": {"train": len(source)}})

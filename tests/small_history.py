@@ -48,7 +48,8 @@ def make_history(path: Path, steps: int = 30, bad: tuple[int, ...] = (), epochs:
         stage = names[min(number * len(names) // epochs, len(names) - 1)]
         if step in bad and refused_event:
             history.append({"kind": "event", "stage": stage, "epoch": number + 1, "step": step, "event": "refused",
-                            "text": "bad term: loss term 'box' is not finite for row 3 [odd<name>.png]", "verdict": "bad term"})  # fmt: skip
+                            "text": "bad term: loss term 'box' is not finite for row 3 [odd<name>.png]", "verdict": "bad term",
+                            "incident": f"step-{step:06d}"})  # fmt: skip
         history.append(step_line(step, stage, number + 1, step in bad))
         if step % per_epoch == 0 and step // per_epoch <= epochs:
             refused = sum(1 for b in bad if step - per_epoch < b <= step)
@@ -68,6 +69,7 @@ def add_incident(run: RunFolder, step: int) -> None:
         "action": "refused, run again without the sample", "numbers": {"grad_norm": math.nan, "largest": 1234.5},
     })  # fmt: skip
     write_text(run.incidents / f"step-{step:06d}" / "incident.md", "# Step refused\n")
+    Image.new("RGB", (50, 40), (90, 20, 20)).save(run.incidents / f"step-{step:06d}" / "samples.png")
     write_json(run.path / "quarantine.json", {"samples": [{"id": "odd<name>.png", "source": "labels.csv:17", "reason": "box: width 0", "step": step}]})
 
 

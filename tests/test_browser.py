@@ -182,7 +182,7 @@ def test_lineage_compares_runs_by_what_they_were_trained_with_and_reached(ask, t
     assert (told["batch_size"], told["epoch"], told["optimizer"]) == (4, 4, "adam")
     assert told["learning_rate"] == pytest.approx(0.002) and told["train_dataset_count"] == 24 and told["test_dataset_count"] == 11
     assert told["metric"]["test_mean_iou"] == pytest.approx(metrics["mean_iou"]) and "validation_top1" in told["metric"]
-    assert told["user_defined"]["seed"] == 1 and told["user_defined"]["steps_refused"] == 0
+    assert told["user_defined"]["seed"] == 1 and told["user_defined"]["steps_skipped"] == 0
 
 
 def test_the_tool_prints_the_address_and_ends_within_three_seconds_of_ctrl_c(environment, trained):
@@ -276,7 +276,7 @@ def test_the_report(look, trained, lines, name, options):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     metrics = json.loads(trained.metrics.read_text())
     tiles = dict(zip(page.locator(".tiles dt").all_inner_texts(), page.locator(".tiles dd").all_inner_texts()))
-    assert tiles["top-1"] == f"{metrics['top1']:.3f}" and tiles["healthy steps"] == str(len(lines)) and tiles["refused steps"] == "0"
+    assert tiles["top-1"] == f"{metrics['top1']:.3f}" and tiles["healthy steps"] == str(len(lines)) and tiles["skipped steps"] == "0"
     cells = page.locator(".confusion tbody td").all_inner_texts()
     assert [int(cell or 0) for cell in cells] == [n for row in metrics["confusion"] for n in row]
     assert page.locator(".sheets img").evaluate_all("images => images.filter(i => i.naturalWidth > 300).length") == 3
@@ -313,6 +313,6 @@ def test_the_report_of_3000_steps_shows_exactly_three(look, three_refused):
     path = report.write(three_refused)
     page = look(path.as_uri(), "report-refused", "What went wrong", 0.2)
     tiles = dict(zip(page.locator(".tiles dt").all_inner_texts(), page.locator(".tiles dd").all_inner_texts()))
-    assert tiles["refused steps"] == "3" and tiles["healthy steps"] == str(STEPS - 3)
+    assert tiles["skipped steps"] == "3" and tiles["healthy steps"] == str(STEPS - 3)
     assert page.locator("ol.events li b").all_inner_texts() == [f"step {step}" for step in REFUSED]
     assert page.locator(".chart").first.locator("g.mark").count() == 3

@@ -6,6 +6,7 @@ from mindspore import Tensor
 from toy import FIELDS, GROUPS, ToyNetwork, step_state, toy_arrays, toy_batch, toy_step
 
 from finite.config import Config, Optimizer
+from finite.guard.report import Limits
 from finite.training.optimizers import RatedOptimizer
 from finite.training.probe import Probe
 from finite.training.state import use_device
@@ -22,7 +23,7 @@ def probed(request):
             before = step_state(step)
             probe.before(set(probe.weights))
             assert all(np.array_equal(value, before[name]) for name, value in step_state(step).items())
-        report = step.run(number, batch, 1e-2, 1.0, float("inf"), FIELDS)
+        report = step.run(number, batch, 1e-2, 1.0, Limits(), FIELDS)
     assert report.good and report.norm > report.norm_clipped > 0  # clipping is undone too
     return report, probe.after(report.norm_clipped / report.norm), probe, before, step_state(step)
 

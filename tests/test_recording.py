@@ -114,9 +114,10 @@ def test_three_refused_steps_in_3000_are_three_everywhere(three_refused):
     lines = History(three_refused.history).read()
     assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
     refused = curve(three_refused.path, "total/refused")
-    assert len(refused) == STEPS and refused[STEPS] == 3
+    assert len(refused) == STEPS and refused[STEPS] == curve(three_refused.path, "total/skipped")[STEPS] == 3
+    assert curve(three_refused.path, "total/incidents")[STEPS] == 3
     assert [step for step in refused if refused[step] > refused.get(step - 1, 0)] == list(REFUSED)
-    assert read(three_refused).counts() == {"healthy": STEPS - 3, "overflow": 0, "refused": 3}
+    assert read(three_refused).counts() == {"healthy": STEPS - 3, "overflow": 0, "skipped": 3, "refused": 3}
     page = report.write(three_refused).read_text()
-    assert "<dt>refused steps</dt><dd>3</dd>" in page
+    assert "<dt>skipped steps</dt><dd>3</dd>" in page and "<dt>incidents</dt><dd>3</dd>" in page
     assert all(f"step {step}</b> (joint) refused" in page for step in REFUSED)

@@ -58,8 +58,9 @@ def run(tmp_path_factory):
 
 def test_the_page_tells_how_many_steps_were_refused_and_which(run):
     text, _ = write(run)
-    assert "<dt>refused steps</dt><dd>3</dd>" in text and "<dt>healthy steps</dt><dd>57</dd>" in text
-    assert "3 steps refused, 0 overflow, 57 healthy" in text
+    assert "<dt>skipped steps</dt><dd>3</dd>" in text and "<dt>healthy steps</dt><dd>57</dd>" in text
+    assert "<dt>incidents</dt><dd>3</dd>" in text  # two of them got no folder
+    assert "3 steps skipped, 0 overflow, 57 healthy; 3 attempts refused, 0 of them run again" in text
     assert re.findall(r"<b>step (\d+)</b> \(\w+\) refused", text) == ["7", "31", "55"]
 
 
@@ -84,7 +85,7 @@ def test_the_page_asks_the_network_for_nothing(run):
             value = attributes.get(name) or ""
             assert value.startswith(("data:", "#")) or not value, (tag, value)
     assert "url(" not in text and "@import" not in text and "default-src 'none'" in text
-    assert len([tag for tag, _ in page.tags if tag == "img"]) == 3
+    assert len([tag for tag, _ in page.tags if tag == "img"]) == 4
 
 
 def test_text_from_data_is_escaped(run):
@@ -101,6 +102,7 @@ def test_incidents_are_cards_with_cause_and_deed_and_samples_in_quarantine_are_l
                  "odd<name>.png (labels.csv:17)", "Samples in quarantine", "box: width 0", "incidents/step-000031"):  # fmt: skip
         assert told in words, told
     assert sum(1 for tag, a in page.tags if tag == "article") == 1
+    assert [a["alt"] for tag, a in page.tags if tag == "img"][3:] == ["the samples with their targets"]
 
 
 def test_a_damaged_incident_is_a_card_that_says_so(tmp_path):
@@ -118,7 +120,7 @@ def test_a_rerun_counts_as_refused_and_as_healthy_as_in_metrics_json(tmp_path):
         for line in ({"kind": "event", "stage": "joint", "epoch": 2, "step": 11, "event": "refused", "text": "bad input"},
                      step_line(11, "joint", 2)):  # fmt: skip
             file.write(json.dumps(line) + "\n")
-    assert read(run).counts() == {"healthy": 11, "overflow": 0, "refused": 1}
+    assert read(run).counts() == {"healthy": 11, "overflow": 0, "skipped": 0, "refused": 1}
 
 
 def test_a_run_that_has_just_begun_has_a_page(tmp_path):

@@ -66,7 +66,8 @@ def own_fields(config: Config, counts: Mapping[str, int]) -> dict[str, str | int
         "precision": config.training.precision, "clip_norm": config.training.clip_norm,
         "weight_decay": config.optimizer.weight_decay, "box_loss": config.loss.box, "augment": str(config.augment.enabled),
         "image_size": config.model.image_size, "width": config.model.width,
-        **{f"steps_{name}" if name in ("healthy", "overflow", "refused") else name: n for name, n in counts.items()},
+        **{f"steps_{name}" if name in ("healthy", "overflow", "skipped") else name: n for name, n in counts.items()
+           if name not in ("refused", "rerun")},
     }  # fmt: skip
 
 

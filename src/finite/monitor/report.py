@@ -50,9 +50,9 @@ def lead(run: RunData) -> str:
     counts, scored = run.counts(), run.scored
     entries = [(parts.label(name), short(value), False) for name, value in parts.figures(scored).items()]
     entries += [
-        ("healthy steps", str(counts["healthy"]), False), ("refused steps", str(counts["refused"]), counts["refused"] > 0),
+        ("healthy steps", str(counts["healthy"]), False), ("skipped steps", str(counts["skipped"]), counts["skipped"] > 0),
         *([("overflow steps", str(counts["overflow"]), False)] if counts["overflow"] else []),
-        ("incidents", str(len(run.incidents)), bool(run.incidents)),
+        ("incidents", str(run.incident_count()), run.incident_count() > 0),
         ("in quarantine", str(len(run.quarantined())), bool(run.quarantined())), ("training time", clock(run.seconds()), False),
     ]  # fmt: skip
     return f"<p class='soft'>{parts.state(run)}</p>{tiles(entries)}"
@@ -86,7 +86,7 @@ def unique(names: Sequence[str]) -> list[str]:
 
 def compared_figures(runs: Sequence[RunData], names: Sequence[str]) -> str:
     figures = list(dict.fromkeys(name for run in runs for name in parts.figures(run.scored)))
-    columns = ["run", "split", *map(parts.label, figures), "healthy", "overflow", "refused", "in quarantine", "training time"]
+    columns = ["run", "split", *map(parts.label, figures), "healthy", "overflow", "skipped", "refused attempts", "in quarantine", "training time"]
     rows = []
     for run, name in zip(runs, names):
         found, counts = parts.figures(run.scored), run.counts()

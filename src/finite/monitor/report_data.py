@@ -55,11 +55,16 @@ class RunData:
         return str(self.metrics.get("split", "test")) if self.metrics else "validation"
 
     def counts(self) -> dict[str, int]:
-        """Attempts by what became of them, as in metrics.json: a step that was refused, and then run again without the
-        samples that it named, is in `refused` and in `healthy`."""
+        """Steps by what became of them, as in metrics.json, and `refused` attempts: a step that was refused, and then run
+        again without the samples that it named, is among those and healthy."""
         verdicts = [line["verdict"] for line in self.steps]
+        healthy, overflow, empty = (verdicts.count(kind) for kind in ("healthy", "overflow", "empty batch"))
         refused = sum(1 for line in self.events if line["event"] == "refused")
-        return {"healthy": verdicts.count("healthy"), "overflow": verdicts.count("overflow"), "refused": refused}
+        return {"healthy": healthy, "overflow": overflow, "skipped": len(verdicts) - healthy - overflow - empty, "refused": refused}
+
+    def incident_count(self) -> int:
+        """All of them, also those that got no folder."""
+        return max(len(self.incidents), sum(1 for line in self.events if "incident" in line))
 
     def marks(self) -> list[tuple[int, str]]:
         """(step, what happened) in the order of steps: events, overflows, and incidents that no event told of."""
@@ -97,7 +102,7 @@ def read(folder: RunFolder, config: Config | None = None) -> RunData:
         folder, settings.load(folder.config) if config is None else config, steps, [line for line in lines if line["kind"] == "epoch"],
         [line for line in lines if line["kind"] == "event"], _json(folder.metrics), _json(folder.environment),
         _json(folder.data / "facts.json"), incidents(folder.incidents),
-        _json(folder.path / "quarantine.json").get("samples", []), spans,
+        _json(folder.quarantine).get("samples", []), spans,
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ th,td{padding:.25rem .9rem .25rem 0;text-align:left;vertical-align:top}th{color:
 .sheets img{display:block;width:100%;height:auto;border-radius:8px;border:1px solid var(--line)}
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr));gap:1rem}
 .card{background:var(--card);border:1px solid var(--line);border-left:5px solid var(--bad);border-radius:8px;padding:.8rem 1rem;overflow-wrap:anywhere}
-.card h3{margin:0 0 .3rem}.card dl{display:grid;grid-template-columns:auto 1fr;gap:.1rem .8rem;margin:.4rem 0 0;font-size:.92rem}
+.card h3{margin:0 0 .3rem}.card img{display:block;max-width:100%;height:auto;margin-top:.6rem;border-radius:6px}.card dl{display:grid;grid-template-columns:auto 1fr;gap:.1rem .8rem;margin:.4rem 0 0;font-size:.92rem}
 .card dt{color:var(--soft)}.card dd{margin:0}.none{color:var(--good)}
 details{margin:.6rem 0}summary{cursor:pointer;font-weight:600}pre{overflow-x:auto;background:var(--card);border:1px solid var(--line);
 border-radius:8px;padding:.8rem 1rem;font-size:.85rem}ol.events{padding-left:0;list-style:none;max-height:24rem;overflow-y:auto}

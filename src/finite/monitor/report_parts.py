@@ -139,7 +139,7 @@ def curves(run: RunData) -> str:
 
 def incidents(run: RunData) -> str:
     """Incidents as cards, samples in quarantine, and the events of the history."""
-    parts = [f"<div class='cards'>{''.join(map(card, run.incidents))}</div>" if run.incidents else ""]
+    parts = [f"<div class='cards'>{''.join(card(i, run.folder.incidents) for i in run.incidents)}</div>" if run.incidents else ""]
     held = run.quarantined()
     if held:
         rows = [[str(s.get("id", "?")), str(s.get("reason", "")), str(s.get("source", "")), str(s.get("step", ""))] for s in held]
@@ -149,13 +149,16 @@ def incidents(run: RunData) -> str:
         more = f"<p class='soft'>The last {EVENTS} of {len(run.events)}; history.jsonl has all.</p>" if len(run.events) > EVENTS else ""
         parts.append(f"<h3>Events</h3>{more}<ol class='events' tabindex='0'>{lines}</ol>")
     counts = run.counts()
-    told = f"{count(counts['refused'], 'step')} refused, {counts['overflow']} overflow, {counts['healthy']} healthy. A refused step changed nothing."
+    again = counts["refused"] - counts["skipped"]
+    told = (f"{count(counts['skipped'], 'step')} skipped, {counts['overflow']} overflow, {counts['healthy']} healthy; "
+            f"{count(counts['refused'], 'attempt')} refused, {again} of them run again without the samples at fault. "
+            "A refused attempt changed nothing.")  # fmt: skip
     clean = "" if any(parts) else "<p class='none'>Nothing: no step was refused.</p>"
     return f"<p>{told}</p>{clean}{''.join(parts)}"
 
 
-def card(incident: Mapping[str, Any]) -> str:
-    """One incident, as a person would tell it."""
+def card(incident: Mapping[str, Any], folder: Path) -> str:
+    """One incident of those in `folder`, as a person would tell it, with the picture of its samples if there is one."""
     samples = incident.get("samples") or []
     facts = {
         "stage": incident.get("stage"), "cause": incident.get("cause"), "done": incident.get("action"),
@@ -166,7 +169,11 @@ def card(incident: Mapping[str, Any]) -> str:
         "folder": f"incidents/{incident.get('folder')}" if incident.get("folder") else None,
     }  # fmt: skip
     rows = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts.items() if value not in (None, "", []))
-    return f"<article class='card'><h3>Step {text(incident.get('step', '?'))}: {text(incident.get('verdict', 'incident'))}</h3><dl>{rows}</dl></article>"
+    picture, shown = folder / str(incident.get("folder")) / "samples.png", ""
+    if picture.exists():
+        shown = f"<img alt='the samples with their targets' src='data:image/jpeg;base64,{base64.b64encode(packed(picture)).decode()}'>"
+    title = f"Step {text(incident.get('step', '?'))}: {text(incident.get('verdict', 'incident'))}"
+    return f"<article class='card'><h3>{title}</h3><dl>{rows}</dl>{shown}</article>"
 
 
 def data(run: RunData) -> str:

@@ -113,9 +113,9 @@ class Recording(Recorder):
 
     def counters(self, guard: Guard) -> dict[str, int]:
         """Numbers that only grow: a curve of points drawn at random still ends at the true count."""
-        incidents = self.folder.incidents
-        made = sum(1 for path in incidents.iterdir() if path.is_dir()) if incidents.is_dir() else 0
-        return {**guard.counts, "rewinds": guard.rewinds, "quarantined": len(guard.quarantine), "incidents": made}
+        counts = guard.counts
+        skipped = counts["refused"] - counts["rerun"]  # steps that made no update, as in metrics.json
+        return {**counts, "skipped": skipped, "rewinds": guard.rewinds, "quarantined": len(guard.quarantine)}
 
     def graph(self, step: int) -> None:
         """The graph that was compiled for the first stage trained: forward, backward, checks and update. Without it a run is recorded
