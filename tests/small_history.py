@@ -66,7 +66,7 @@ def add_incident(run: RunFolder, step: int) -> None:
     write_json(run.incidents / f"step-{step:06d}" / "incident.json", {
         "step": step, "stage": "joint", "verdict": "bad term", "terms": ["box"], "layer": "box_head.box", "direction": "forward",
         "samples": [{"id": "odd<name>.png", "source": "labels.csv:17"}], "cause": "the logarithm of a width of 0",
-        "action": "refused, run again without the sample", "numbers": {"grad_norm": math.nan, "largest": 1234.5},
+        "action": "refused, run again without the sample", "numbers": {"grad_norm": math.nan, "terms": {"class": 0.530484199, "box": math.inf}},
     })  # fmt: skip
     write_text(run.incidents / f"step-{step:06d}" / "incident.md", "# Step refused\n")
     Image.new("RGB", (50, 40), (90, 20, 20)).save(run.incidents / f"step-{step:06d}" / "samples.png")

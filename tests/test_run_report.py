@@ -99,7 +99,7 @@ def test_incidents_are_cards_with_cause_and_deed_and_samples_in_quarantine_are_l
     _, page = write(run)
     words = " ".join(text for _, text in page.texts)
     for told in ("Step 31: bad term", "the logarithm of a width of 0", "refused, run again without the sample", "box_head.box",
-                 "odd<name>.png (labels.csv:17)", "Samples in quarantine", "box: width 0", "incidents/step-000031"):  # fmt: skip
+                 "odd<name>.png (labels.csv:17)", "Samples in quarantine", "box: width 0", "class 0.5305, box inf", "incidents/step-000031"):  # fmt: skip
         assert told in words, told
     assert sum(1 for tag, a in page.tags if tag == "article") == 1
     assert [a["alt"] for tag, a in page.tags if tag == "img"][3:] == ["the samples with their targets"]

@@ -3,9 +3,8 @@
     python tools/lock.py python3.10 python3.11 python3.12
     python tools/lock.py --dashboard python3.9 python3.10 python3.11    # requirements-mindinsight.lock
 
-Each argument is an interpreter, one for each Python version. pip resolves under each without installing anything; where
-the answers differ, the line gets an environment marker. Needs the network. The lock has no hashes: which of a package's
-Linux wheels pip takes depends on the machine's glibc.
+Each argument is an interpreter of another version. pip resolves under each without installing; where answers differ, a
+line gets an environment marker. No hashes: which of a package's Linux wheels pip takes depends on the machine's glibc.
 """
 
 import json

@@ -22,6 +22,8 @@ LABELS = {"top1": "top-1", "mean_iou": "mean IoU", "iou50": "IoU \u2265 0.5", "l
 SHEETS = {"best": "best predictions", "worst": "worst predictions", "random": "drawn at random"}
 #: Events that are listed, newest last; the history has all.
 EVENTS = 400
+#: Entries of a list, or of a table in a single cell, that are shown.
+LISTED = 24
 
 
 def text(value: Any) -> str:
@@ -165,7 +167,7 @@ def card(incident: Mapping[str, Any], folder: Path) -> str:
         "loss term": ", ".join(map(str, incident.get("terms") or ())), "layer": incident.get("layer"), "seen in": incident.get("direction"),
         "samples": "; ".join(f"{s.get('id')} ({s.get('source')})" if s.get("source") else str(s.get("id")) for s in samples[:6])
         + (f" and {len(samples) - 6} more" if len(samples) > 6 else ""),
-        **{label(str(k)): short(v) if isinstance(v, (int, float)) else v for k, v in (incident.get("numbers") or {}).items()},
+        **{label(str(k)): _short(v) for k, v in (incident.get("numbers") or {}).items()},
         "folder": f"incidents/{incident.get('folder')}" if incident.get("folder") else None,
     }  # fmt: skip
     rows = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts.items() if value not in (None, "", []))
@@ -193,9 +195,9 @@ def data(run: RunData) -> str:
 
 def _short(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_short(v)}" for k, v in value.items() if v not in ([], {}))
+        return ", ".join(f"{k} {_short(v)}" for k, v in list(value.items())[:LISTED] if v not in ([], {}))
     if isinstance(value, list):
-        return " ".join(map(_short, value))
+        return " ".join(map(_short, value[:LISTED])) + (" ..." if len(value) > LISTED else "")
     return f"{value:.4g}" if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
