@@ -5,7 +5,7 @@ share of the time that histograms and pictures are allowed, which are rare; what
 Together they are the cost of the default job.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 import tempfile
@@ -45,6 +45,16 @@ class Training:
         self.loop = StageLoop(self.session.run, self.config.stages[0])
         self.loop.keep()
         self.session.run.recorder.stage(self.loop)
+        self.own: list[float] = []  # processor seconds of recording in each step
+        before, step = self.session.run.recorder.before, self.session.run.recorder.step
+
+        def counted(call: Callable, *arguments: Any) -> None:
+            began = time.thread_time()
+            call(*arguments)
+            self.own[-1] += time.thread_time() - began
+
+        self.session.run.recorder.before = lambda: self.own.append(0.0) or counted(before)  # type: ignore[func-returns-value, method-assign]
+        self.session.run.recorder.step = lambda *arguments: counted(step, *arguments)  # type: ignore[method-assign]
 
     def steps(self) -> Iterator[None]:
         """A step at each turn, for ever."""
@@ -92,5 +102,5 @@ def recording(config: Config) -> dict[str, Any]:
     epochs = sum(s.epochs for s in config.stages)
     job = epochs * recorded.loop.steps_per_epoch * steps.second_ms / 1e3
     share = steps.ratio - 1 + config.summary.share + (epochs * (epoch + page) + graph) / job
-    return {"steps": asdict(steps), "histograms": spent, "epoch_seconds": float(epoch), "report_seconds": float(page),
+    return {"steps": asdict(steps), "own_ms": 1e3 * float(np.median(recorded.own)), "histograms": spent, "epoch_seconds": float(epoch), "report_seconds": float(page),
             "graph_seconds": graph, "job": share, "idle_cpu": idle}  # fmt: skip

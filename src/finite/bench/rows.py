@@ -178,6 +178,7 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         steps = found["steps"]
         return [("step with default recording / without", f"{steps['ratio']:.4f} [{steps['low']:.4f}, {steps['high']:.4f}]  "
                  f"({steps['first_ms']:.0f} / {steps['second_ms']:.0f} ms, {steps['pairs']} pairs)"),
+                ("processor time of recording in a step", f"{found['own_ms']:.2f} ms"),
                 ("share of the time for histograms", f"{found['histograms']:.2%}"),
                 ("end of an epoch: figures and lineage; report", f"{found['epoch_seconds']:.3f} s; {found['report_seconds']:.2f} s"),
                 ("graph of the step, once", f"{found['graph_seconds']:.2f} s"),
