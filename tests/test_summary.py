@@ -145,6 +145,22 @@ def test_never_more_tags_than_mindinsight_keeps(summary, tmp_path):
     assert curve(tmp_path, "loss/total")[-1][0] == 6
 
 
+def test_a_resumed_run_knows_its_tags_and_counts_none_twice(tmp_path, told):
+    """Found by a run that was resumed twice: half of its tags were taken for new ones, above the limit."""
+    for start in (0, 10, 20):
+        summary = Summary(tmp_path, STAGES, 0.01, told.append)
+        summary.begin(start, frozenset())
+        train(summary, range(start + 1, start + 11))
+        summary.histograms(start + 5, {f"layer{n}": [np.arange(4.0)] * 3 for n in range(80)})
+        summary.images(start + 5, {"a": png(Image.new("RGB", (4, 4)))})
+        known = set(summary.tags)
+        summary.close()
+    used = {tag for event in found(tmp_path) for tag in messages.tags(event)}
+    assert used == known and "loss/total/scalar" in used and "weight/layer3/histogram" in used and "a/image" in used
+    assert all([step for step, _ in curve(tmp_path, tag.removesuffix("/scalar"))] == list(range(1, 31))
+               for tag in used if tag.startswith(("loss/", "total/")))  # fmt: skip
+
+
 def test_layers_are_chosen_by_size_and_the_others_are_named():
     few = {"a.weight": 2, "a.bias": 1}
     assert choose_layers(few) == (["a.weight", "a.bias"], "")

@@ -72,7 +72,8 @@ def graph(step: int, model: bytes) -> Event:
 
 
 def tags(event: Event) -> Sequence[str]:
-    return [value.tag for value in event.summary.value]
+    """The tags of a summary as MindInsight counts them: with the kind behind, as in loss/total/scalar."""
+    return [f"{value.tag}/{value.WhichOneof('value').removesuffix('_value')}" for value in event.summary.value]
 
 
 def scalars(event: Event) -> Mapping[str, float]:
