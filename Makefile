@@ -1,7 +1,7 @@
 # Set-up and the everyday commands. `make` alone lists them; ARGS="..." is passed on to the program.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all bench drill clean
+.PHONY: help setup train dashboard test test-all bench drill clean
 .DELETE_ON_ERROR:
 
 PYTHON := .venv/bin/python
@@ -29,17 +29,21 @@ LINUX := import platform, sys; sys.exit((platform.system(), platform.machine(), 
 help:
 	@echo 'make setup     make .venv with the pinned dependencies (once); the others do it too'
 	@echo 'make train     set up (once), make the built-in data (once), train, evaluate, export: a new run in runs/'
+	@echo 'make dashboard show runs/ in MindInsight (sets up its own environment once), until Ctrl-C'
 	@echo 'make test      set up (once), run the tests'
 	@echo 'make test-all  the slow tests too'
 	@echo 'make bench     measure speed against the aims'
 	@echo 'make drill     put faults into short trainings and show what came of each'
-	@echo 'make clean     remove .venv, the built-in data and caches; never runs/'
+	@echo 'make clean     remove .venv and .venv-mindinsight, the built-in data and caches; never runs/'
 	@echo 'Options for the program: make train ARGS="--seed 2 --set training.batch_size=16"'
 
 setup: $(PROJECT)
 
 train: $(PROJECT) $(SHAPES)
 	@$(PYTHON) main.py --stage all $(ARGS)
+
+dashboard: $(PROJECT)
+	@$(PYTHON) tools/dashboard.py $(ARGS)
 
 test: $(PROJECT)
 	@$(PYTHON) -m pytest --durations=10 $(ARGS)
@@ -82,7 +86,7 @@ $(SHAPES): dataset/make_shapes.py | $(PROJECT)
 
 # Data are removed only where the generator left its mark: a folder that a user put there stays.
 clean:
-	@rm -rf .venv build dist .pytest_cache .hypothesis src/*.egg-info rank_[0-9]* kernel_meta
+	@rm -rf .venv .venv-mindinsight build dist .pytest_cache .hypothesis src/*.egg-info rank_[0-9]* kernel_meta
 	@for mark in dataset/*/made_by.json; do if [ -f "$$mark" ]; then rm -rf "$$(dirname "$$mark")"; fi; done
 	@find main.py src tests tools dataset -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@echo 'Removed .venv, the built-in data and caches; runs/ was left alone.'
+	@echo 'Removed .venv and .venv-mindinsight, the built-in data and caches; runs/ was left alone.'

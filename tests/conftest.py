@@ -26,6 +26,20 @@ def working_folder(tmp_path_factory):
     os.chdir(before)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--browser", action="store_true",
+                     help="the browser tests must run: what they need is made, and they fail where they would be skipped")  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def three_refused(tmp_path_factory):
+    """A recorded run of 3,000 real steps of a small network, three of them refused."""
+    from recorded_run import three_refused
+    from test_loop import ToySource
+
+    return three_refused(tmp_path_factory.mktemp("runs") / "three", ToySource())
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data beside the repo; a test that needs it is skipped where it is missing."""

@@ -149,7 +149,7 @@ def test_what_was_set_for_the_machine_is_said_once(verbs, monkeypatch, capsys):
     ("argv", "words"),
     [
         (["evalute", "runs/a"], "unknown verb evalute (did you mean evaluate?)"),
-        (["xyzzy"], "unknown verb xyzzy; there are train, evaluate, predict, export, doctor"),
+        (["xyzzy"], "unknown verb xyzzy; there are train, evaluate, predict, export, report, doctor"),
         (["--satge", "all"], "unknown option --satge (did you mean --stage?)"),
         (["--satge=all"], "unknown option --satge (did you mean --stage?)"),
         (["evaluate", "runs/a", "--dta", "x"], "unknown option --dta (did you mean --data?)"),

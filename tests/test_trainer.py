@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
+from mindspore.train.summary_pb2 import Event
 from small_run import draw_set
 
 from finite import cli
 from finite import config as settings
+from finite.monitor.events import event_files, messages
 from finite.run import RunFolder
 from finite.tasks.detection.task import DetectionTask
 from finite.training import checkpoint
@@ -211,6 +213,29 @@ def test_resumed_run_with_a_checkpoint_cut_short_goes_on_from_an_older_one_to_th
         del metrics["training_seconds"], metrics["checkpoint"]["sha256"]  # the file's, which holds the seconds
     assert first == second
     assert (run.export / "model.json").exists()
+
+
+def recorded(run):
+    """What the run's event files hold: for each tag the steps and values in the order in which they stand there."""
+    found = {}
+    for file in event_files(run.path):
+        for message in messages(file):
+            event = Event.FromString(message)
+            for value in event.summary.value:
+                if value.HasField("scalar_value"):  # when pictures and histograms come depends on the machine's speed
+                    found.setdefault(value.tag, []).append((event.step, value.scalar_value))
+    return {tag: points for tag, points in found.items() if not tag.startswith("update_ratio/")}
+
+
+def test_after_kills_and_resumes_the_dashboard_has_every_step_and_epoch_once_as_if_left_alone(alone, stopped):
+    run, _ = stopped
+    told = recorded(run)
+    assert [step for step, _ in told["loss/total"]] == STEPS
+    assert [step for step, _ in told["validation/top1"]] == [6, 12, 18]
+    assert told == recorded(alone)
+    assert len(event_files(run.path)) == 1
+    text = (run.path / "report.html").read_text()
+    assert "Trained to the end: 2 stages, 18 steps" in text and "<dt>healthy steps</dt><dd>18</dd>" in text
 
 
 def test_kill_between_the_names_best_and_last_is_mended_by_going_on(tmp_path, monkeypatch):

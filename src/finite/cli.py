@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from finite.monitor.console import Console
     from finite.run import RunFolder
 
-VERBS = ("train", "evaluate", "predict", "export", "doctor")
+VERBS = ("train", "evaluate", "predict", "export", "report", "doctor")
 CONFIG = Path("config.yaml")
 #: What a user can mend on the machine, wherever in the program it shows.
 USED_UP = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
@@ -157,6 +157,19 @@ def _export(args: argparse.Namespace, console: "Console") -> None:
     from finite.export import export
 
     export(run, console)
+
+
+def _report(args: argparse.Namespace, console: "Console") -> None:
+    from finite.monitor import report
+    from finite.run import RunFolder
+
+    runs = [RunFolder.open(path) for path in args.runs]
+    for run in runs:
+        console.line(f"written: {report.write(run)}")
+    if len(runs) > 1:
+        console.line(f"written: {report.compare(runs, args.out or runs[0].path.parent / 'compared.html')}")
+    elif args.out is not None:
+        raise UserError("--out is for the comparison of several runs; the report of one lies in its folder")
 
 
 def _doctor(args: argparse.Namespace, console: "Console") -> None:
@@ -357,6 +370,16 @@ def _parser() -> argparse.ArgumentParser:
         "  python main.py export runs/20250131-120000",
     )
     export.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+
+    report = verb(
+        "report", _report, "make a run's report.html again; compare several runs",
+        "Write report.html of each run anew: a page that needs no server and no network.\n"
+        "With several runs also a page that shows them side by side.",
+        "  python main.py report runs/20250131-120000\n"
+        "  python main.py report runs/20250131-120000 runs/20250201-090000",
+    )
+    report.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folders of runs")
+    report.add_argument("--out", type=Path, metavar="FILE", help="the comparison (default: compared.html beside the first run)")
 
     doctor = verb(
         "doctor", _doctor, "look at this machine",

@@ -241,6 +241,14 @@ class Checkpoint(Group):
     every_steps: Count = 500
 
 
+class Summary(Group):
+    enabled: Switch = True
+    every_steps: Count = 1
+    share: BelowOne = 0.01
+    pictures: Annotated[Whole, Field(ge=0, le=12)] = 4
+    graph: Switch = True
+
+
 STAGES = (
     Stage(name="classification", epochs=4, learning_rate=3e-3, warmup_epochs=0.5, freeze=("box_head.*",),
           weights={"class": 1.0, "box": 0.0}),
@@ -266,6 +274,7 @@ class Config(Group):
     stages: Annotated[tuple[Stage, ...], AfterValidator(_stages)] = STAGES
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()
+    summary: Summary = Summary()
 
 
 # ---- reading and writing ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ At the end of training `finish` scores the test split, once, into the run's metr
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 import io
 import json
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from finite.data.pipeline import Batch
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.monitor.text import count
+from finite.pictures import png, sheets
 from finite.run import RunFolder, write_bytes, write_json
 from finite.tasks.base import Source, Sources, Task
-from finite.tasks.detection.draw import sheet
 from finite.trained import Trained, open_trained
 from finite.training import checkpoint
+from finite.training.scoring import Scored
 from finite.training.trainer import only_first
 
 #: Pictures on a sheet, and in a row of it.
@@ -107,30 +107,10 @@ def free_folder(base: Path, data: str) -> Path:
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Scored:
-    """The metrics of a source, and for each of its samples the outputs and how well it was predicted."""
-
-    source: Source
-    metrics: dict[str, Any]
-    outputs: Mapping[str, np.ndarray]
-    merit: np.ndarray
-
-
 def score(trained: Trained, source: Source) -> Scored:
     """Run the checkpoint over a whole source."""
-    outputs: dict[str, np.ndarray] = {}
-    merit = np.full(len(source), np.nan)
-
-    def see(answer: Mapping[str, np.ndarray], batch: Batch) -> None:
-        rows = batch.use > 0
-        places = batch.indices[rows]
-        merit[places] = trained.task.merit(answer, batch.arrays)[rows]
-        for name, values in answer.items():
-            outputs.setdefault(name, np.zeros((len(source), *values.shape[1:]), values.dtype))[places] = values[rows]
-
-    metrics = trained.scorer(trained.config.training.batch_size).score(source, see)
-    return Scored(source, ordered(metrics), outputs, merit)
+    scored = trained.scorer(trained.config.training.batch_size).scored(source)
+    return replace(scored, metrics=ordered(scored.metrics))
 
 
 def ordered(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,25 +155,10 @@ def tell(metrics: Mapping[str, Any], console: Console) -> None:
 
 def write_pictures(task: Task, scored: Scored, seed: int, folder: Path) -> None:
     """best.png, worst.png, random.png: sheets of samples with truth and prediction; confusion.png."""
-    judged = np.flatnonzero(~np.isnan(scored.merit))
-    ranked = judged[np.argsort(scored.merit[judged], kind="stable")]
-    drawn = np.random.default_rng(seed).permutation(len(scored.source))
-    for name, chosen in (("best", ranked[::-1]), ("worst", ranked), ("random", drawn)):
-        if len(chosen):
-            write_bytes(folder / f"{name}.png", sheet_of(task, scored, chosen[:SHEET].tolist()))
+    for name, picture in sheets(task, scored, seed, SHEET, COLUMNS).items():
+        write_bytes(folder / f"{name}.png", png(picture))
     confusion = confusion_picture(scored.metrics["confusion"], list(scored.metrics["per_class"]))
     write_bytes(folder / "confusion.png", confusion)
-
-
-def sheet_of(task: Task, scored: Scored, chosen: Sequence[int]) -> bytes:
-    """A PNG of these samples."""
-    rows = [scored.source.row(index, 0, None) for index in chosen]
-    batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    outputs = {name: values[list(chosen)] for name, values in scored.outputs.items()}
-    pictures = task.show(outputs, batch, [scored.source.ids[index] for index in chosen])
-    data = io.BytesIO()
-    sheet(pictures, COLUMNS).save(data, "PNG")
-    return data.getvalue()
 
 
 def confusion_picture(confusion: Sequence[Sequence[int]], classes: Sequence[str]) -> bytes:

@@ -6,10 +6,12 @@ from typing import Any
 
 from finite import evaluate, export
 from finite.config import Config
+from finite.monitor import report
 from finite.monitor.console import Console
 from finite.monitor.text import count
 from finite.run import RunFolder, TrainOptions
 from finite.trained import open_trained, with_data
+from finite.training.recording import record_test
 from finite.training.trainer import train
 
 
@@ -27,10 +29,14 @@ def run(config: Config, options: TrainOptions, console: Console) -> None:
     if quarantined:
         console.table("samples set aside", ("sample", "step", "reason"), quarantined)
         console.line(f"all of them, and how to give one back: {folder.quarantine}")
+    if config.summary.enabled:
+        record_test(config, folder, metrics["images"], metrics, console)
+    report.try_write(folder, config, console.warn)
     export.write(trained, sources.validation, console)
     entries = {
-        "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures, "checkpoints": folder.checkpoints,
-        "history": folder.history, "log": folder.log,
+        "report": folder.path / "report.html", "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures,
+        "checkpoints": folder.checkpoints, "history": folder.history, "log": folder.log,
+        "dashboard": f"python tools/dashboard.py {folder.path.parent}",
         "try it": f"python main.py predict {folder.path} IMAGE...",
     }
     console.listing("where everything is", entries)

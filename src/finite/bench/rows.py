@@ -138,9 +138,16 @@ def reading(_: Config) -> dict[str, Any]:
     return data.scaling()
 
 
+def recording_cost(config: Config) -> dict[str, Any]:
+    """Training with default recording against none."""
+    from finite.bench.recording import recording
+
+    return recording(config)
+
+
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents,
-    "data": reading, "job": job,
+    "data": reading, "recording": recording_cost, "job": job,
 }
 
 
@@ -167,6 +174,16 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         eaten = ", ".join(f"{stage} {rate:.0f}" for stage, rate in found["eaten"].items())
         return [("images/s prepared (first epoch, decoding)", f"{found['prepared']:.0f} ({found['first_epoch']:.0f})"),
                 ("images/s the step eats", eaten), ("prepared / largest need", f"{found['times_the_need']:.1f}")]
+    if name == "recording":
+        steps = found["steps"]
+        return [("step with default recording / without", f"{steps['ratio']:.4f} [{steps['low']:.4f}, {steps['high']:.4f}]  "
+                 f"({steps['first_ms']:.0f} / {steps['second_ms']:.0f} ms, {steps['pairs']} pairs)"),
+                ("processor time of recording in a step", f"{found['own_ms']:.2f} ms"),
+                ("share of the time for histograms", f"{found['histograms']:.2%}"),
+                ("end of an epoch: figures and lineage; report", f"{found['epoch_seconds']:.3f} s; {found['report_seconds']:.2f} s"),
+                ("graph of the step, once", f"{found['graph_seconds']:.2f} s"),
+                ("the default job with all of it / without", f"{1 + found['job']:.4f}"),
+                ("processor used by recording at rest", f"{found['idle_cpu']:.1%}")]
     return [("command to first step", f"{found['first_step_seconds']:.1f} s"),
             ("training", f"{found['training_seconds']:.0f} s, waiting for data {found['waiting_for_data']:.1%}"),
             ("command to exported model", f"{found['end_seconds']:.0f} s"),

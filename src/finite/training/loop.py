@@ -6,7 +6,7 @@ not healthy then counts, and the policy may send the run back to its last verifi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import time
 from typing import Any
 
@@ -26,6 +26,7 @@ from finite.tasks.base import Source, Task
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import Case, Investigator
 from finite.training.making import make_step
+from finite.training.recording import Recorder
 from finite.training.scaling import LossScale
 from finite.training.stages import learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
@@ -50,6 +51,7 @@ class Run:
     sums: EpochSums
     say: Callable[[str], None]  # tells the user a line
     snapshot: dict | None = None  # the last verified tensors, and the loss scale's state with them
+    recorder: Recorder = field(default_factory=Recorder)  # the default records nothing
 
 
 class StageLoop:
@@ -107,6 +109,8 @@ class StageLoop:
         run, position = self.run, self.run.position
         in_stage = position.epoch * self.steps_per_epoch + position.step_in_epoch
         rate = run.sums.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
+        if run.config.training.accumulate == 1 or self.due():
+            run.recorder.before()
         started = time.perf_counter()
         self.faults = []
         report, verdict = self.attempt(batch, rate)
@@ -252,6 +256,7 @@ class StageLoop:
             else:
                 run.sums.refused += 1
         run.history.append(line | update | {"clock": {"seconds": round(seconds, 4)}})
+        run.recorder.step(line | update, report, run.guard)
         counts = run.guard.counts
         return {"terms": {n: t["raw"] for n, t in terms.items()}, "rate": rate, "scale": scale if run.scale.half else None,
                 "healthy": counts["healthy"], "overflow": counts["overflow"], "refused": counts["refused"],

@@ -5,6 +5,7 @@ would recompile its step, and a compiled graph may ignore the switch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,16 @@ import numpy as np
 from finite.data.pipeline import Batch, Loader
 from finite.tasks.base import Metrics, Predict, Source, Task
 from finite.training.state import restore_network
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The metrics of a source, and for each of its samples the outputs and how well it was predicted."""
+
+    source: Source
+    metrics: dict[str, Any]
+    outputs: Mapping[str, np.ndarray]
+    merit: np.ndarray
 
 
 class Scorer:
@@ -43,3 +54,17 @@ class Scorer:
             if see is not None:
                 see(outputs, batch)
         return metrics.compute()
+
+    def scored(self, source: Source) -> Scored:
+        """The metrics over the whole source, and what they are made of."""
+        outputs: dict[str, np.ndarray] = {}
+        merit = np.full(len(source), np.nan)
+
+        def see(answer: Mapping[str, np.ndarray], batch: Batch) -> None:
+            rows = batch.use > 0
+            places = batch.indices[rows]
+            merit[places] = self.task.merit(answer, batch.arrays)[rows]
+            for name, values in answer.items():
+                outputs.setdefault(name, np.zeros((len(source), *values.shape[1:]), values.dtype))[places] = values[rows]
+
+        return Scored(source, self.score(source, see), outputs, merit)

@@ -19,6 +19,8 @@ from finite.errors import GuardStop, Interrupted, UserError
 from finite.guard import incident
 from finite.guard.policy import Guard
 from finite.interrupt import Interrupt
+from finite.monitor import report
+from finite.monitor.budget import Budget
 from finite.monitor.console import Console
 from finite.monitor.history import History
 from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
@@ -27,13 +29,16 @@ from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
 from finite.training.loop import Run, StageLoop, list_quarantine
 from finite.training.making import make_network
+from finite.training.recording import Recording
 from finite.training.scaling import LossScale
-from finite.training.scoring import Scorer
+from finite.training.scoring import Scored, Scorer
 from finite.training.stages import constants_of
 from finite.training.state import EpochSums, Position, assign, restore_network, use_device, with_precision
 
 #: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
 NEEDED_BYTES = 500_000_000
+#: Share of the time for rewriting the report after an epoch; where epochs are short, some go without. The end never does.
+REPORT = 0.005
 
 
 class FirstSamples:
@@ -94,6 +99,8 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         if overfit is not None:
             sources = only_first(sources, overfit)
         tell_facts(console, sources.facts)
+        if saved is None:
+            write_json(folder.data / "facts.json", sources.facts)
         session = Session(config, task, sources, folder, console, overfit)
         if saved is not None:
             session.resume(saved)
@@ -103,7 +110,12 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         else:
             for line in task.start_weights(session.run.network):
                 console.line(line)
-        session.train(stop)
+        session.record()
+        try:
+            session.train(stop)
+        finally:
+            session.run.recorder.close()
+            report.try_write(folder, config, console.warn)
     return folder, sources
 
 
@@ -138,7 +150,8 @@ def better(score: float, terms: list[str], best: Mapping[str, Any] | None) -> bo
 
 
 #: Settings that a resumed run may have otherwise: where things are and how fast they go, never what is computed.
-FREE = ("runs", "device", "model.weights", "data.root", "data.test", "data.cache_mb", "data.threads")
+FREE = ("runs", "device", "model.weights", "data.root", "data.test", "data.cache_mb", "data.threads",
+        *(f"summary.{name}" for name in settings.Summary.model_fields))
 
 
 def differing(old: Any, new: Any, key: str = "") -> list[str]:
@@ -170,6 +183,7 @@ class Session:
         self.stage_best: dict[str, Any] = {"score": math.nan, "age": 0}  # best score of the stage, epochs since then
         self.seconds = 0.0  # of training so far, over resumes
         self.saved_optimizer: Mapping[str, np.ndarray] | None = None
+        self.for_report = Budget(REPORT)
 
     # ---- where a run starts ------------------------------------------------------------------------------------------
 
@@ -240,6 +254,15 @@ class Session:
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
+    def record(self) -> None:
+        """Begin recording for the dashboard, or go on with it, unless the configuration says no."""
+        if self.config.summary.enabled:
+            run = self.run
+            recording = Recording(self.config, self.task, self.sources, self.folder, self.console)
+            scored = frozenset(line["step"] for line in run.history.read() if line["kind"] == "epoch")
+            recording.begin(run.position.step, scored)
+            run.recorder = recording
+
     def train(self, stop: Interrupt) -> None:
         """Train what is left of the stages. Raises Interrupted or GuardStop; both leave a checkpoint."""
         run, config = self.run, self.config
@@ -251,6 +274,7 @@ class Session:
                 assign(loop.optimizer.state(), self.saved_optimizer, checkpoint.OPTIMIZER)
             self.saved_optimizer = None
             loop.keep()
+            run.recorder.stage(loop)
             if not started:
                 self.stage_best = {"score": math.nan, "age": 0}
                 run.guard.new_stage()
@@ -291,7 +315,8 @@ class Session:
         self.trained_terms |= {name for name, weight in stage.weights.items() if weight > 0}
         loop.keep()
         assert run.snapshot is not None
-        validation = self.score(checkpoint.served(run.snapshot["tensors"]), "validation")
+        scored = self.score(checkpoint.served(run.snapshot["tensors"]))
+        validation = scored.metrics
         score = self.task.score(validation, self.trained_terms)
         terms = sorted(self.trained_terms)
         best = better(score, terms, self.best)
@@ -306,6 +331,8 @@ class Session:
         clock = {"seconds": round(seconds, 3), "wait_seconds": round(loop.loader.wait_seconds - waited, 3)}
         run.history.append({"kind": "epoch", "stage": stage.name, "step": run.position.step, **line, "clock": clock})
         display.epoch(line | {"seconds": seconds, "wait_share": share})
+        assert self.scorer is not None
+        run.recorder.epoch({"step": run.position.step, **line}, scored, self.scorer, loop)
         run.sums = EpochSums()
         if self.stage_over(stage, score):
             text = f"{stage.name} ends early: no better score in {stage.patience} epochs"
@@ -316,6 +343,9 @@ class Session:
         else:
             run.position.next_epoch(stage.epochs)
         self.save(loop, best)
+        if self.for_report.due():
+            with self.for_report:
+                report.try_write(self.folder, self.config, self.console.warn)
         if stop.requested and run.position.stage < len(self.config.stages):
             raise self.interrupted()
 
@@ -331,12 +361,12 @@ class Session:
         return Interrupted(f"interrupted after step {self.run.position.step}; a checkpoint is written. "
                            f"Go on with: python main.py --resume {self.folder.path}")
 
-    def score(self, weights: Mapping[str, np.ndarray], split: str) -> dict[str, Any]:
-        """Metrics of these weights on a split."""
+    def score(self, weights: Mapping[str, np.ndarray]) -> Scored:
+        """These weights on the validation split."""
         if self.scorer is None:
             self.scorer = Scorer(self.task, self.config.training.batch_size, self.config.data.threads)
         self.scorer.load(weights, "this run's weights")
-        return self.scorer.score(getattr(self.sources, split))
+        return self.scorer.scored(self.sources.validation)
 
     def save(self, loop: StageLoop, best: bool = False) -> None:
         """Write a checkpoint of the verified state; it is also the one to rewind to, so that a resumed run and one left
