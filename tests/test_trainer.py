@@ -23,7 +23,6 @@ from finite.run import RunFolder
 from finite.tasks.detection.task import DetectionTask
 from finite.training import checkpoint
 from finite.training.checkpoint import OPTIMIZER, Keeper, not_finite
-from finite.training.trainer import Session, better
 
 SIZES = {"train": 22, "validation": 5, "test": 4}
 DRIVER = Path(__file__).with_name("driver.py")
@@ -349,17 +348,6 @@ def test_stage_without_a_better_score_ends_early_and_the_next_one_follows(place,
     assert numbers(lines) == [*range(1, 25)]
 
 
-def test_patience_counts_epochs_since_the_best_of_the_stage_and_a_score_that_is_no_number_is_none():
-    stage = settings.Stage(name="a", epochs=9, learning_rate=1, patience=3)
-    session = SimpleNamespace(stage_best={"score": "nan", "age": 0}, run=SimpleNamespace(position=SimpleNamespace(epoch=0)))
-    nan = float("nan")
-    scores = [nan, 0.3, 0.2, 0.3, 0.4, nan, 0.4, 0.1]
-    assert [Session.stage_over(session, stage, score) for score in scores] == [False] * 7 + [True]
-    assert session.stage_best == {"score": 0.4, "age": 3}
-    session.run.position.epoch = 8  # the last one ends by itself
-    assert not Session.stage_over(session, stage, 0.1)
-
-
 def test_overfit_on_more_samples_than_there_are_is_refused(place, capfd):
     done = train(capfd, "--config", place / "config.yaml", "--run", "much", "--overfit", 23)
     assert "--overfit 23: choose from 2 to 22" in one_error(done)
@@ -381,22 +369,3 @@ def test_guard_that_stops_a_run_gives_exit_code_3_and_a_finite_checkpoint(place,
 
 
 # ---- which epoch is best ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("score, best, replaces", [
-    (0.5, None, True),
-    (0.5, 0.4, True),
-    (0.5, 0.5, True),  # the later of equals has trained longer
-    (0.4, 0.5, False),
-    (float("nan"), 0.1, False),
-    (float("nan"), "nan", False),
-    (0.1, "nan", True),  # as a checkpoint's JSON holds it
-    (0.1, float("nan"), True),
-])
-def test_nan_is_never_best(score, best, replaces):
-    before = None if best is None else {"score": best, "terms": ["class"]}
-    assert better(score, ["class"], before) is replaces
-
-
-def test_score_over_other_terms_starts_anew():
-    assert better(0.1, ["box", "class"], {"score": 0.9, "terms": ["class"]})

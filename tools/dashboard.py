@@ -8,7 +8,6 @@ Makes MindInsight's own environment on first use (it can't share MindSpore's: th
 """
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 

@@ -18,7 +18,7 @@ import yaml
 from finite.config import Config
 from finite.drill import controls, dataset, faults, judge, machine, rig
 from finite.drill.faults import Setup
-from finite.drill.rig import Injection, Outcome
+from finite.drill.rig import Outcome
 from finite.drill.task import DrillTask
 from finite.errors import UserError
 

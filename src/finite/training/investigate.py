@@ -25,7 +25,6 @@ from finite.guard.isolate import Isolation, isolate
 from finite.guard.layers import LayerRow, Replay, replay
 from finite.guard.report import Limits, StepReport
 from finite.tasks.base import Source, Task
-from finite.training.checkpoint import OPTIMIZER
 from finite.training.making import make_network, make_step
 from finite.training.optimizers import reach
 from finite.training.stages import constants_of

@@ -8,7 +8,7 @@ arXiv 1711.05101): p <- p - lr * decay * p before the Adam update.
 
 from collections.abc import Sequence
 
-from mindspore import Parameter, ParameterTuple, Tensor, float32, nn, ops
+from mindspore import Parameter, ParameterTuple, nn, ops
 
 from finite.config import Optimizer as OptimizerConfig
 from finite.training.average import GradientSum, WeightAverage
