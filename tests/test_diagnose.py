@@ -79,7 +79,7 @@ def test_backward_names_term_and_formula_whose_derivative_is_bad():
     bad = table(row("conv", gradient=NAN), row("dense", gradient=NAN), gradients={"conv.weight": NAN, "dense.weight": NAN})
     good = table(row("conv", gradient=1.0), row("dense", gradient=1.0))
     found = diagnose(Evidence(v.Verdict(v.BAD_GRADIENT), here=bad, by_term={"class": good, "box": bad},
-                              isolation=Isolation("sample", (1,), True, 9)), TERMS)
+                              isolation=Isolation("sample", (1,), 9)), TERMS)
     assert (found.layer, found.direction, found.terms, found.rows) == ("loss term box", "backward", ("box",), (1,))
     assert "derivative is not" in found.cause
 
@@ -118,7 +118,7 @@ def test_nothing_to_go_by_is_called_cause_not_found():
 
 def test_rate_that_was_absurd_once_explains_what_follows_and_a_schedule_does_not():
     usual = [(step, 0.01) for step in range(1, 30)]
-    assert "step 30 was 1e+04" in rate_fault([*usual, (30, 1e4), (31, 0.01)])[0]
+    assert "step 30 is 1e+04" in rate_fault([*usual, (30, 1e4), (31, 0.01)])[0]
     assert "is nan" in rate_fault([*usual, (30, NAN)])[0]
     assert rate_fault([(s, 0.01 * 0.5 * (1 + np.cos(np.pi * s / 50))) for s in range(50)]) is None
     assert rate_fault([(s, 0.01 * (s + 1) / 50) for s in range(50)]) is None and rate_fault([]) is None
@@ -133,10 +133,15 @@ def test_growing_norms_are_a_cause_only_where_nothing_better_is_known():
     assert "rate" not in diagnose(Evidence(v.Verdict(v.BAD_TERM, (1,), ("box",)), norms=norms, here=here), TERMS).cause
 
 
-def test_tensor_that_moved_too_far_is_overwritten_unless_a_sample_is_at_fault():
-    moved = [("dense.weight", 1e9)]
-    found = diagnose(Evidence(v.Verdict(v.BAD_STATISTICS, names=("n.moving_mean",)), moved=moved), TERMS)
-    assert (found.layer, found.direction) == ("dense", "weights") and "overwritten" in found.cause
-    isolation = Isolation("sample", (0,), True, 5)
-    found = diagnose(Evidence(v.Verdict(v.BAD_STATISTICS, names=("n.moving_mean",)), moved=moved, isolation=isolation), TERMS)
-    assert found.direction == "forward" and found.rows == (0,)
+def test_rows_that_the_table_names_are_cleared_when_other_samples_are_bad_on_these_weights_too():
+    here = table(row("dense"), values=((1, 1), (1, INF)))
+    verdict = v.Verdict(v.BAD_TERM, (1,), ("box",))
+    assert diagnose(Evidence(verdict, here=here, isolation=Isolation("state", (), 3)), TERMS).rows == ()
+    assert diagnose(Evidence(verdict, here=here), TERMS).rows == (1,)
+
+
+def test_term_is_named_where_there_is_only_one_and_never_guessed():
+    bad = table(row("dense", gradient=NAN), gradients={"dense.weight": NAN})
+    assert diagnose(Evidence(v.Verdict(v.BAD_GRADIENT), here=bad, by_term={"box": bad}), TERMS).terms == ("box",)
+    found = diagnose(Evidence(v.Verdict(v.BAD_GRADIENT), here=bad), TERMS)
+    assert found.terms == () and "?" not in f"{found.layer}{found.cause}"

@@ -84,7 +84,10 @@ def test_nothing_is_left_of_an_incident_that_could_not_be_written(tmp_path, monk
 def test_resume_forgets_the_incidents_of_steps_that_come_again(tmp_path):
     for step in (9, 10, 11, 1_000_000):
         write(tmp_path, incident.name_of(step))
+    (tmp_path / "step-000011 copy").mkdir()  # a user's
+    (tmp_path / ".step-000012.tmp").mkdir()  # of a killed process
     incident.forget_after(tmp_path, 10)
+    assert (tmp_path / "step-000011 copy").exists() and not (tmp_path / ".step-000012.tmp").exists()
     assert [p.name for p in incident.folders(tmp_path)] == ["step-000009", "step-000010"]
 
 

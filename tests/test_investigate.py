@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from mindspore import ops
 from test_loop import BATCH, SICK, ToySource, assert_same, begin, make, state, train
-from toy import ToyTerms
+from toy import FIELDS, ToyTerms
 
+from finite.errors import GuardStop
 from finite.guard import incident
 from finite.guard import verdict as v
+from finite.guard.report import Limits
+from finite.training.search import Search, substitute
 
 
 class RootAtZero(ToyTerms):
@@ -65,8 +68,9 @@ def test_looking_changes_no_bit_of_the_run(tmp_path):
     assert loop.attempt(batch, 0.01)[1].kind == v.HEALTHY  # compiled, moments moved
     before = state(loop)
     for rows in ([0], [1, 2], range(BATCH)):
-        loop.investigator.bad(batch)
-        loop.investigator.search(batch)
+        search = Search(loop, substitute(batch, rows, loop.loader.batch(0, 1), FIELDS, count=True), 1.0, Limits())
+        search.bad(batch)
+        search.run(named=False)
     loop.investigator.eager(loop.run.snapshot["tensors"]).replay(batch, 1.0)
     assert_same(state(loop), before)
 
@@ -83,9 +87,9 @@ def test_overwritten_weight_is_named_and_no_sample_is_blamed(tmp_path):
             ops.assign(p, Tensor(a))
 
     run = train(loop, act)
-    first, second = told(tmp_path)[:2]
-    assert (first["layer"], first["direction"], first["samples"]) == ("classifier", "weights", [])
-    assert "overwritten" in first["cause"] and second["cause"] == f"as in {incident.name_of(4)}"
+    (first,) = told(tmp_path)  # back at once: not one more step is lost
+    assert (first["verdict"], first["layer"], first["direction"], first["samples"]) == (v.BAD_STATE, "classifier", "weights", [])
+    assert "overwritten" in first["cause"]
     assert run.guard.quarantine == {} and run.guard.blames == {} and run.guard.rewinds == 1
     assert np.abs(run.state["classifier.weight"]).max() < 100
 
@@ -96,3 +100,47 @@ def test_without_diagnosis_the_incident_still_tells_what_is_known(tmp_path):
     first = told(tmp_path)[0]
     assert first["verdict"] == v.BAD_GRADIENT and first["samples"] == [] and first["cause"] == "cause not found"
     assert run.guard.quarantine == {}
+
+
+class Broken(ToyTerms):
+    """Every sample's derivative is bad from the start: no sample is at fault."""
+
+    def construct(self, image, label, box, class_weight, box_weight):
+        values, weights, points = super().construct(image, label, box, class_weight, box_weight)
+        return (values[0], values[1] + ops.sqrt(0.0 * ops.square(points[2]).mean(1))), weights, points
+
+
+def test_fault_of_the_formula_for_all_blames_nobody_and_is_looked_into_once_in_a_streak(tmp_path):
+    loop = begin(make(Broken), tmp_path, rewind_after=3, stop_after=1)
+    with pytest.raises(GuardStop, match="incidents/step-000001/incident.md"):
+        train(loop)
+    first, second, third = told(tmp_path)
+    assert (first["terms"], first["layer"], first["samples"]) == (["box"], "loss term box", [])
+    assert second["cause"] == third["cause"] == "as in step-000001"
+    assert not (tmp_path / "incidents" / "step-000002" / "state.safetensors").exists()  # the first has it
+    assert loop.run.guard.blames == {}
+
+
+def test_failing_investigation_never_ends_the_run(tmp_path, monkeypatch):
+    loop = begin(make(RootAtZero), tmp_path, OneZero())
+
+    def fails(*arguments, **options):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(loop.investigator, "replays", fails)
+    monkeypatch.setattr(incident, "write", fails)
+    run = train(loop)
+    assert {line["verdict"] for line in run.steps} == {v.HEALTHY, v.BAD_GRADIENT}
+    assert any("looking for it failed (MemoryError: none left)" in text for text in loop.told)
+    assert any("could not be written (none left)" in text for text in loop.told)
+
+
+def test_one_batch_an_epoch_is_compared_with_its_own_parts(tmp_path):
+    loop = begin(make(RootAtZero), tmp_path, OneZero())
+    number = next(n for n in range(loop.steps_per_epoch) if SICK in loop.loader.batch(0, n).indices)
+    batch = loop.loader.batch(0, number)
+    loop.run.position.step_in_epoch = number
+    monkey, loop.steps_per_epoch = loop.steps_per_epoch, 1
+    found = Search(loop, batch, 1.0, Limits()).run(named=False)
+    loop.steps_per_epoch = monkey
+    assert found.at_fault == "sample" and [int(batch.indices[row]) for row in found.rows] == [SICK]

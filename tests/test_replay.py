@@ -59,4 +59,4 @@ def test_replay_without_state_or_for_a_folder_that_is_none_is_one_line(run, tmp_
 def test_spikes_name_nobody_and_end_in_a_plain_paragraph(run):
     log = (run / "run.log").read_text()
     assert "gradient norm" in log and "above the limit" in log
-    assert not (run / "quarantine.json").exists() or "samples" in (run / "quarantine.json").read_text()
+    assert not (run / "quarantine.json").exists()

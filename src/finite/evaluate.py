@@ -130,6 +130,7 @@ def facts(trained: Trained) -> dict[str, Any]:
         "overflow_steps": counts["overflow"],
         "incidents": counts.get("incidents", 0),
         "rewinds": last["guard"]["rewinds"],
+        "ended_healthy": last["guard"]["bad_in_row"] == 0,
         "quarantined": len(last["guard"]["quarantine"]),
         "training_seconds": round(last["seconds"], 1),
     }

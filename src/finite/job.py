@@ -49,7 +49,8 @@ def told(metrics: Mapping[str, Any]) -> str:
     line = f"steps of the run: {', '.join(parts)}; incidents: {metrics['incidents']}; samples in quarantine: {metrics['quarantined']}"
     if metrics["incidents"]:
         back = f", {count(metrics['rewinds'], 'time')} back to a verified state" if metrics["rewinds"] else ""
-        line += f". The run ended healthy: no bad step reached the weights{back}; each incident is told in incidents/"
+        ended = "The run ended healthy" if metrics["ended_healthy"] else "The last steps of the run were refused"
+        line += f". {ended}: no bad step reached the weights{back}; each incident is told in incidents/"
     return line
 
 

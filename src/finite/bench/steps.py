@@ -20,10 +20,10 @@ CLASSES = ("circle", "ring", "triangle", "cross", "bar")
 
 
 class BareStep(nn.Cell):
-    """The same network, loss and optimizer with nothing but forward, backward, clip by global norm and update. `clip_norm`
-    None: no clipping; `scale`: a constant loss scale."""
+    """The same network, loss and optimizer with nothing but forward, backward, clip by global norm and update. `scale`: a
+    constant loss scale."""
 
-    def __init__(self, terms_cell: nn.Cell, optimizer: RatedOptimizer, weights: tuple[float, ...], clip_norm: float | None,
+    def __init__(self, terms_cell: nn.Cell, optimizer: RatedOptimizer, weights: tuple[float, ...], clip_norm: float,
                  scale: float = 1.0):
         super().__init__(auto_prefix=False)
         self.terms_cell, self.optimizer, self.weights, self.clip_norm = terms_cell, optimizer, weights, clip_norm
@@ -45,9 +45,7 @@ class BareStep(nn.Cell):
             for g in gradients:
                 unscaled += (g / self.scale,)
             gradients = unscaled
-        if self.clip_norm is not None:
-            gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
-        return ops.depend(loss, self.optimizer(rate, gradients))
+        return ops.depend(loss, self.optimizer(rate, ops.clip_by_global_norm(gradients, self.clip_norm)))
 
 
 def batch_of(config: Config) -> tuple[DetectionSource, dict[str, np.ndarray]]:

@@ -43,7 +43,7 @@ def run(expected: Path, only: Sequence[str], seeds: Sequence[int], jobs: int, ou
     rows.sort(key=lambda row: (known.index(row["fault"]), row["seed"]))
     raised = [row for row in found if row["kind"] == "control"]
     seconds = time.monotonic() - began
-    good = show(rows, raised, [row for row in found if row["kind"] == "clean"], seconds, console)
+    good = show(rows, raised, seconds, console) and not any(row["kind"] == "lost" for row in found)
     if out is not None:
         write_json(out, {"faults": rows, "controls": raised, "seconds": seconds, "good": good})
     return 0 if good else 1
@@ -75,11 +75,13 @@ def processes(work: Path, expected: Path, todo: Sequence[Sequence[tuple]], conso
         time.sleep(2)
     for scratch, process in running:
         if process.returncode != 0:
-            raise RuntimeError(f"a drill process ended with {process.returncode}:\n" + (scratch / "log.txt").read_text()[-3000:])
+            console.warn(f"a drill process ended with {process.returncode}; what it found before counts:")
+            console.line((scratch / "log.txt").read_text()[-3000:])
+            found.append({"kind": "lost"})
     return found
 
 
-def show(rows: list[dict[str, Any]], raised: list[dict[str, Any]], clean: list[dict[str, Any]], seconds: float, console: Console) -> bool:
+def show(rows: list[dict[str, Any]], raised: list[dict[str, Any]], seconds: float, console: Console) -> bool:
     """The table and the totals; returns whether all is as it must be."""
     def mark(value: bool | None) -> str:
         return "" if value is None else "yes" if value else "NO"
@@ -93,15 +95,16 @@ def show(rows: list[dict[str, Any]], raised: list[dict[str, Any]], clean: list[d
     for c in wrong:
         console.warn(f"control {c['control']} (seed {c['seed']}, draw {c['draw']}): {c['ended']}, {c['incidents']} incidents: {c['seen']}")
     bad = [r for r in rows if not r["fine"]]
-    scored = [r for r in rows if " stopped" not in r["seen"] and r["seen"].split(", ")[-1] == "trained" and r["clean"] > 0.5]
-    away = 100 * (np.mean([r["top1"] - r["clean"] for r in scored]) if scored else 0.0)
+    scored = [r for r in rows if r["seen"].split(", ")[-1] == "trained" and r["clean"] > 0.5]
+    away, away_iou = (100 * float(np.mean([r[name] - r[other] for r in scored] or [0.0]))
+                      for name, other in (("top1", "clean"), ("iou", "clean_iou")))
     below = [r for r in scored if 100 * (r["worst"] - r["top1"]) > BELOW_WORST]
     entries = {
         "faults": f"{len(rows)} runs of {len({r['fault'] for r in rows})} faults, {len(rows) - len(bad)} as expected",
         "false blame": str(sum(r["false_blame"] for r in rows)),
         "controls": f"{len(raised)} runs of {len({c['control'] for c in raised})} controls, {len(wrong)} with an incident",
-        "top-1": f"mean over {len(scored)} faulty runs that trained on: {away:+.2f} points against clean; {len(below)} more than "
-                 f"{BELOW_WORST:g} points below the worst clean run",
+        "top-1": f"mean over {len(scored)} faulty runs that trained on: {away:+.2f} points against clean (mean IoU {away_iou:+.2f}); "
+                 f"{len(below)} more than {BELOW_WORST:g} points below the worst clean run",
         "time": f"{seconds / 60:.1f} min",
     }
     console.listing("totals", entries)

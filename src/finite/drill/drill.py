@@ -4,7 +4,7 @@ One process works through a list of runs; `Drill.parts` starts several. The orde
 process compiles each variant once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 from pathlib import Path
 import shutil
@@ -49,6 +49,7 @@ class Drill:
         self.work, self.expected = work, expected
         self.roots = {"usual": dataset.draw(work / "data"), "same": dataset.draw(work / "same", same_box=True)}
         self._clean: dict[str, list[tuple[float, float]]] = {}
+        self._twins: dict[tuple[str, int], Outcome] = {}
 
     def config(self, seed: int, setup: Setup) -> Config:
         changes = dict(setup.changes)
@@ -73,6 +74,20 @@ class Drill:
             self._clean[bare.variant] = [(outcome.top1, outcome.iou) for outcome in outcomes]
         return self._clean[bare.variant]
 
+    def plain(self, config: Config, setup: Setup, options: Mapping[str, Any]) -> Outcome:
+        scratch = self.work / "plain"
+        shutil.rmtree(scratch, ignore_errors=True)
+        return rig.plain(config, self.task(config, setup), setup.injection, setup.variant, scratch, **options)
+
+    def twin(self, seed: int, setup: Setup) -> Outcome:
+        """The plain run of the same seed and settings without the fault."""
+        key = (setup.variant, seed)
+        if key not in self._twins:
+            changes = {k: v for k, v in setup.changes.items() if k != "training.loss_scale.initial"}
+            bare = Setup(changes=changes, variant=setup.variant, code=setup.code if setup.variant == "standardise" else 0)
+            self._twins[key] = self.plain(self.config(seed, bare), bare, {})
+        return self._twins[key]
+
     def fault(self, name: str, seed: int) -> judge.Row:
         """One fault, guarded and plain."""
         began = time.perf_counter()
@@ -85,11 +100,9 @@ class Drill:
         clean = self.clean(setup)
         outcome = self.guarded(config, setup)
         setup.injection.done = False
-        scratch = self.work / "plain"
-        shutil.rmtree(scratch, ignore_errors=True)
-        plain = rig.plain(config, self.task(config, setup), setup.injection, setup.variant, scratch, **setup.plain)
+        plain = self.plain(config, setup, setup.plain)
         culprits = [f"train/{number:03d}.png" for number in setup.samples]
-        row = judge.judge(name, seed, self.expected[name], outcome, culprits, plain, clean)
+        row = judge.judge(name, seed, self.expected[name], outcome, culprits, plain, self.twin(seed, setup), clean)
         row.seconds = time.perf_counter() - began
         return row
 

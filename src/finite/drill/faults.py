@@ -39,26 +39,22 @@ class Setup:
 Make = Callable[[np.random.Generator], Setup]
 
 
-def sample_of(rng: np.random.Generator) -> int:
-    return int(rng.integers(IMAGES["train"]))
-
-
 def step_of(rng: np.random.Generator) -> int:
     return int(rng.integers(FIRST, LAST))
 
 
-def sample(change: Callable[[Row, np.random.Generator], None], code: int = 0, **options: Any) -> Make:
-    """One sample whose row is changed, from the first epoch on."""
+def sample(change: Callable[[Row, np.random.Generator], None], code: int = 0, count: int = 1, **options: Any) -> Make:
+    """`count` samples whose row is changed, from the first epoch on."""
     def make(rng: np.random.Generator) -> Setup:
-        culprit, seed = sample_of(rng), int(rng.integers(2**31))
+        culprits, seed = rng.choice(IMAGES["train"], count, replace=False).tolist(), int(rng.integers(2**31))
 
         def spoil(number: int, row: Row) -> Row:
-            if number == culprit:
+            if number in culprits:
                 row = {name: np.array(value) for name, value in row.items()}
                 change(row, np.random.default_rng(seed))
             return row
 
-        return Setup(samples=[culprit], code=code, spoil=spoil, **options)
+        return Setup(samples=culprits, code=code, spoil=spoil, **options)
 
     return make
 
@@ -90,9 +86,9 @@ def label(value: int) -> Callable[[Row, np.random.Generator], None]:
     return change
 
 
-def weight(names: tuple[str, ...], value: float | Callable[[np.ndarray], np.ndarray], whole: bool = False, late: bool = False,
+def weight(names: tuple[str, ...], value: float | Callable[[np.ndarray], np.ndarray], whole: bool = False, late: int = 0,
            **options: Any) -> Make:
-    """A parameter (one of `names`) is overwritten at a step (`late`: near the end): one number of it, or all."""
+    """A parameter (one of `names`) is overwritten at a step (`late`: in the last so many): one number of it, or all."""
     def make(rng: np.random.Generator) -> Setup:
         name, seed = names[int(rng.integers(len(names)))], int(rng.integers(2**31))
 
@@ -102,7 +98,7 @@ def weight(names: tuple[str, ...], value: float | Callable[[np.ndarray], np.ndar
             a[place] = value(a[place]) if callable(value) else value
             ops.assign(held[name], Tensor(a))
 
-        at = int(rng.integers(STEPS - 6, STEPS - 1)) if late else step_of(rng)
+        at = int(rng.integers(STEPS - late, STEPS)) if late else step_of(rng)
         return Setup(Injection(at, state=state), **options)
 
     return make
@@ -153,12 +149,12 @@ FAULTS: dict[str, Make] = {
     # targets
     "target_nan": sample(box(None, NAN)),
     "target_inf": sample(box(None, None, INF)),
-    "target_huge": sample(box(1e30), plain={"clip": False}),
+    "target_huge": sample(box(1e15), changes={"training.clip_norm": 1e30}, variant="unclipped"),
     "target_zero_area": sample(box(None, None, 0.0), Code.LOG_SIZE),
     "target_inverted": sample(box(None, None, -8.0), Code.ROOT_SIZE),
-    "target_outside": sample(box(3e9, 3e9), plain={"clip": False}),
-    "label_minus_one": sample(label(-1), variant="sparse"),
-    "label_count": sample(label(3), variant="sparse"),
+    "target_outside": sample(box(3e9, 3e9), changes={"training.clip_norm": 1e30}, variant="unclipped"),
+    "label_minus_one": sample(label(-1), variant="sparse", plain={"may_raise": True}),
+    "label_count": sample(label(3), variant="sparse", plain={"may_raise": True}),
     # loss terms
     "log_zero": sample(box(0.0), Code.LOG_CENTER),
     "division_by_zero": sample(box(None, None, None, 0.0), Code.INVERSE),
@@ -167,6 +163,7 @@ FAULTS: dict[str, Make] = {
     "empty_mean": sample(box(0.0, 0.0, 0.0, 0.0), Code.EMPTY_MEAN),
     "arc_cosine": sample(box(None, None, None, 30.0), Code.ARC),
     "negative_power": sample(box(None, None, None, 30.0), Code.POWER),
+    "two_samples": sample(box(None, None, 0.0, 0.0), Code.ROOT_AREA, 2),
     "half_exp": sample(box(None, None, None, 30.0), Code.HALF_EXP, changes=HALF, variant="half"),
     # layers
     "weight_nan_backbone": weight(CONVOLUTIONS, NAN),
@@ -176,18 +173,20 @@ FAULTS: dict[str, Make] = {
     "weight_1e20_classifier": weight(("classifier.dense.weight",), 1e20),
     "weight_1e20_box_head": weight(("box_head.box.weight",), 1e20),
     "variance_nan": weight(("backbone.stages.1.norm1.moving_variance", "backbone.stages.3.norm2.moving_variance"), NAN),
-    "variance_zero": weight(("backbone.stages.3.norm2.moving_variance", "backbone.stages.2.norm2.moving_variance"), 0.0, True, late=True,
+    "variance_zero": weight(("backbone.stages.3.norm2.moving_variance", "backbone.stages.2.norm2.moving_variance"), 0.0, True, late=6,
                             changes={STAGE + "freeze": ["backbone.*", "classifier.*"], STAGE + "weights": {"class": 0.0, "box": 1.0}},
                             variant="frozen"),
     "gamma_nan": weight(("backbone.stages.2.norm2.gamma", "box_head.norm.gamma"), NAN),
     "dead_relu": weight(("backbone.stages.3.norm2.beta",), -1e4, True),
     "exploding_activation": weight(("backbone.stages.3.norm2.gamma",), 1e12),
+    "weight_1e20_at_the_end": weight(("box_head.box.weight",), 1e20, late=2),
     # gradients
     "gradient_nan": layer(Code.HEAD_NAN),
     "gradient_inf": layer(Code.HEAD_INF),
-    "gradient_1e30": layer(Code.HEAD_HUGE, STEPS, changes={"training.clip_norm": 1e30}),
+    "gradient_1e30": layer(Code.HEAD_HUGE, STEPS, changes={"training.clip_norm": 1e30}, variant="unclipped"),
     "gradient_nan_stem": layer(Code.STEM_NAN),
     "gradient_nan_by_input": layer(Code.HEAD_INPUT_NAN),
+    "gradient_nan_half": layer(Code.HEAD_NAN, changes=HALF, variant="half"),
     # optimizer
     "moment_nan": weight(MOMENTS, NAN),
     "moment_inf": weight(MOMENTS, INF),

@@ -58,13 +58,13 @@ def amount(fault, codes: tuple[tuple[int, float], ...]):
 
 
 class Spoil(nn.Cell):
-    """Identity whose derivative is not: it adds `by` (a scalar) to the gradient, as a faulty kernel might."""
+    """Identity whose derivative is not: it adds `by` (a scalar) to every gradient that is not 0, as a faulty kernel might."""
 
     def construct(self, x, by):
         return x * 1.0
 
     def bprop(self, x, by, out, dout):
-        return dout + ops.cast(by, dout.dtype), ops.zeros_like(by)
+        return ops.select(dout != 0, dout + ops.cast(by, dout.dtype), dout), ops.zeros_like(by)
 
 
 class SpoiltDense(nn.Dense):

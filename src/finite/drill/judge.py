@@ -9,7 +9,8 @@ from typing import Any
 
 from finite.drill.rig import Outcome
 
-#: A plain run counts as ruined when it loses this much of the clean score, if it was not stopped or left not finite.
+#: A plain run counts as ruined when it loses this much against its twin without the fault, if it was not stopped or left
+#: not finite.
 RUINED = 0.10
 
 
@@ -67,11 +68,12 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def judge(name: str, seed: int, expected: Expected, outcome: Outcome, culprits: Sequence[str], plain: Outcome,
+def judge(name: str, seed: int, expected: Expected, outcome: Outcome, culprits: Sequence[str], plain: Outcome, twin: Outcome,
           clean: Sequence[tuple[float, float]]) -> Row:
-    """Hold a guarded run and its plain twin against what was expected; `clean`: (top-1, mean IoU) of clean runs."""
+    """Hold a guarded run and its plain one against what was expected; `twin`: the plain run without the fault; `clean`:
+    (top-1, mean IoU) of clean guarded runs."""
     top1, iou = (sum(values) / len(values) for values in zip(*clean))
-    lost = plain.top1 < top1 - RUINED or plain.iou < iou - RUINED
+    lost = plain.top1 < twin.top1 - RUINED or plain.iou < twin.iou - RUINED
     ruined = plain.ended != "trained" or not plain.finite or lost
     told = incidents(outcome.folder) if outcome.folder and outcome.folder.exists() else []
     first: Mapping[str, Any] = told[0] if told else {}
@@ -95,7 +97,7 @@ def judge(name: str, seed: int, expected: Expected, outcome: Outcome, culprits: 
     text = " ".join([outcome.said, *outcome.notes, first.get("cause", "")])
     return Row(
         name, seed, ruined, outcome.ended == expected.outcome, outcome.finite,
-        set(culprits) <= named if expected.sample else None,
-        set(expected.terms) <= set(first.get("terms", [])) if expected.terms else None,
+        set(culprits) <= accused and bool(named) if expected.sample else None,  # two culprits may meet in different batches
+        set(expected.terms) == set(first.get("terms", [])) if expected.terms else None,
         layer, bool(set(verdicts) & set(expected.verdict)) and expected.says in text,
         bool(accused - set(culprits)), outcome.top1, top1, min(t for t, _ in clean), outcome.iou, iou, seen)

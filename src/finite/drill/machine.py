@@ -18,7 +18,7 @@ import safetensors.numpy
 import yaml
 
 from finite.config import Config
-from finite.drill import dataset, rig
+from finite.drill import dataset, judge, rig
 from finite.drill.faults import step_of
 from finite.drill.judge import Expected, Row
 from finite.drill.rig import Injection, Outcome
@@ -131,19 +131,26 @@ def plain_machine(name: str, work: Path) -> Outcome:
         folder.chmod(0o555)
     process = child(["plain", TRAP[name], str(path)], cwd=work, preexec_fn=without_override)
     assert process.stdout is not None
-    if name == "kill_in_checkpoint":
-        process.stdout.readline()
-        whole, until = path.stat().st_size, time.monotonic() + 30
-        while time.monotonic() < until and path.exists() and path.stat().st_size == whole:
-            pass
-        process.kill()
-    process.communicate(timeout=120)
-    folder.chmod(0o755)
+    try:
+        if name == "kill_in_checkpoint":
+            whole, until = int(process.stdout.readline()), time.monotonic() + 30
+            while time.monotonic() < until:
+                try:
+                    if path.stat().st_size != whole:
+                        break
+                except FileNotFoundError:
+                    break
+            process.kill()
+        process.communicate(timeout=120)
+    finally:
+        process.kill()  # it would write for ever
+        folder.chmod(0o755)
     try:
         ms.load_checkpoint(str(path))
     except Exception as error:
         return Outcome(f"{type(error).__name__}", True, 0.0, 0.0)
-    return Outcome("trained" if process.returncode == 0 else f"exit {process.returncode}", True, 1.0, 1.0)
+    stopped = process.returncode != 0 and name != "kill_in_checkpoint"  # a killed process always ends like that
+    return Outcome(f"exit {process.returncode}" if stopped else "trained", True, 1.0, 1.0)
 
 
 def broken_machine(name: str, config: Config, work: Path, lines: int) -> tuple[int, str, Path]:
@@ -195,6 +202,7 @@ def run(name: str, seed: int, work: Path, expected: Expected, root: Path, clean:
     told = f"{said} {outcome.said}"
     traceback = "Traceback" in told
     clean_exit = {"kill_in_checkpoint": -9}.get(name, 2) if name in MACHINE else 0
-    right = code == clean_exit and expected.says in told and not traceback
+    raised = judge.incidents(outcome.folder) if outcome.folder else []
+    right = code == clean_exit and expected.says in told and not traceback and not raised
     return Row(name, seed, plain.ended != "trained" or not plain.finite, outcome.ended == expected.outcome, outcome.finite, None, None,
-               None, right, False, outcome.top1, top1, worst, outcome.iou, iou, f"exit {code}, then {outcome.ended}; plain: {plain.ended}")
+               None, right, bool(raised), outcome.top1, top1, worst, outcome.iou, iou, f"exit {code}, plain: {plain.ended}, {outcome.ended}")

@@ -37,6 +37,10 @@ from finite.training.step import GuardedStep, rules_of
 from finite.training.trainer import Session
 
 
+#: No weight of a sound run of the drill is larger.
+SANE = 1e3
+
+
 @dataclass
 class Injection:
     """What goes wrong during a run; steps count from 0.
@@ -162,8 +166,8 @@ class DrillSession(Session):
     def make_loop(self, stage: Stage) -> StageLoop:
         return DrillLoop(self.run, stage, self.injection, self.key)
 
-    def score(self, weights, split):
-        out = super().score(weights, split)
+    def score(self, weights):
+        out = super().score(weights)
         self.kept["scorer"] = self.scorer
         return out
 
@@ -204,19 +208,23 @@ def guarded(config: Config, task: DrillTask, injection: Injection, key: str, res
     finally:
         console.close()
     last = checkpoint.newest(folder)[0]
-    metrics = session.score(last.served(), "test")
-    return Outcome(ended, not not_finite(dict(last.tensors)), metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0, folder.path, said,
+    scorer = session.scorer or Scorer(task, config.training.batch_size, 1)
+    scorer.load(last.served(), "the drill's run")
+    metrics = scorer.score(sources.test)
+    sound = not not_finite(dict(last.tensors)) and all(np.abs(t).max(initial=0) < SANE for n, t in last.weights().items()
+                                                       if "moving_" not in n)
+    return Outcome(ended, sound, metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0, folder.path, said,
                    list(sources.facts["notes"]))
 
 
 def plain(config: Config, task: DrillTask, injection: Injection, key: str, work: Path, scale: float = 1.0,
-          deviation: float | None = None, clip: bool = True) -> Outcome:
-    """The same run by a plain loop. `scale`: a constant loss scale; `deviation`: what the boxes are divided by; `clip`:
-    are gradients clipped?"""
+          deviation: float | None = None, may_raise: bool = False) -> Outcome:
+    """The same run by a plain loop. `scale`: a constant loss scale; `deviation`: what the boxes are divided by;
+    `may_raise`: an error of the framework is what the fault does (any other error is the drill's own)."""
     use_device(config)
     sources = task.data(work)
     source, stage = sources.train, config.stages[0]
-    key = f"{key} plain {scale:g} {clip}"
+    key = f"{key} plain {scale:g}"
     kept = _compiled.setdefault(key, {})
     network = task.network()
     if "network" in kept:
@@ -227,7 +235,7 @@ def plain(config: Config, task: DrillTask, injection: Injection, key: str, work:
         trained = freeze(network, stage.freeze, task.groups, constants_of(network))
         optimizer = RatedOptimizer(config.optimizer, trained)
         cell = task.terms_cell(with_precision(network, config.training.precision))
-        step = BareStep(cell, optimizer, tuple(stage.weights[n] for n in task.terms), config.training.clip_norm if clip else None, scale)
+        step = BareStep(cell, optimizer, tuple(stage.weights[n] for n in task.terms), config.training.clip_norm, scale)
         kept |= {"network": network, "optimizer": optimizer, "step": step, "fresh": {p.name: p.asnumpy().copy() for p in optimizer.state()}}
     if deviation is not None:
         assign([p for p in network.get_parameters() if p.name == "box_std"], {"box_std": np.full(4, deviation, np.float32)})
@@ -243,7 +251,9 @@ def plain(config: Config, task: DrillTask, injection: Injection, key: str, work:
                     batch = injection.before(number, held, batch)
                     step(Tensor(rate, ms.float32), *[Tensor(batch.arrays[f.name]) for f in source.fields]).asnumpy()
                     number += 1
-    except Exception as error:  # whatever the framework throws ends a plain run
+    except Exception as error:
+        if not may_raise:
+            raise
         _compiled.pop(key)  # a graph that failed once may fail on the next valid call too
         return Outcome(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}", True, 0.0, 0.0)
     tensors = collect(network, optimizer)

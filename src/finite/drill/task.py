@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from finite.config import Config
 from finite.drill.formulas import Code, DrillNetwork, DrillTerms
 from finite.tasks.base import Field, Source, Sources
 from finite.tasks.detection.task import DetectionTask
@@ -40,9 +39,6 @@ class DrillTask(DetectionTask):
     spoil: Callable[[int, Row], Row] | None = None
     sparse = False
     start: Callable[[DrillNetwork], None] | None = None
-
-    def __init__(self, config: Config, classes=None):
-        super().__init__(config, classes)
 
     def data(self, folder: Path) -> Sources:
         sources = super().data(folder)

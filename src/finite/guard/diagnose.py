@@ -4,7 +4,7 @@ The cause is named only from what was seen; where nothing points anywhere it say
 by training/investigate.py, which owns the compiled step and the network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +31,7 @@ class Evidence:
     roles: Mapping[str, str] = field(default_factory=dict)  # field -> "input", "target", "weight"
     serves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # target field -> the terms that use it
     half: bool = False
-    state: Sequence[tuple[str, str]] = ()  # (tensor, what is wrong with it): not finite, or changed though frozen
-    moved: Sequence[tuple[str, float]] = ()  # (tensor, times the way that the optimizer could have gone), worst first
+    state: Sequence[tuple[str, str]] = ()  # (tensor, what is wrong with it): not finite, or overwritten
     rates: Sequence[tuple[int, float]] = ()  # (step, learning rate) of the last steps, this one last
     norms: Sequence[float] = ()  # gradient norms of the last healthy steps
     same_input: bool = False  # every row of the batch holds the same input
@@ -58,8 +57,8 @@ class Finding:
 def diagnose(e: Evidence, terms: Sequence[str]) -> Finding:
     """The finding. `terms`: the names of the table's rows, in order."""
     kind, rows = e.verdict.kind, e.verdict.rows
-    if not rows and e.isolation is not None:
-        rows = e.isolation.rows
+    if e.isolation is not None:  # who was searched for, or nobody where other samples are bad on these weights too
+        rows = () if e.isolation.at_fault == "state" else rows or e.isolation.rows
     if kind == v.BAD_INPUT:
         roles = [e.roles.get(name, "input") for name in e.verdict.names]
         direction = "target" if roles and "input" not in roles else "input"
@@ -76,11 +75,6 @@ def diagnose(e: Evidence, terms: Sequence[str]) -> Finding:
     rate = rate_fault(e.rates)
     if rate:
         return Finding(None, "weights", e.verdict.terms, (), rate[0], rate[1])
-    if e.moved and (e.isolation is None or e.isolation.at_fault != "sample"):
-        name, times = e.moved[0]
-        return Finding(layer_of(name), "weights", e.verdict.terms, (),
-                       f"{name} moved {times:.3g} times as far as the optimizer could have taken it since the last verified "
-                       "state: it was overwritten (faulty memory, a bug outside of training)", {"tensors": [n for n, _ in e.moved][:20]})
     swallowed = e.here is not None and kind != v.BAD_TERM and any(row.bad for row in e.here.rows)
     if swallowed:  # a NaN on the way forward that ReLU or a pooling hid from the table
         return forward(e, terms, rows)
@@ -100,19 +94,20 @@ def layer_of(tensor: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def rate_fault(rates: Sequence[tuple[int, float]]) -> tuple[str, dict[str, Any]] | None:
+def rate_fault(rates: Iterable[tuple[int, float]]) -> tuple[str, dict[str, Any]] | None:
     """A learning rate of the last steps that is absurd beside the others, or not a number."""
+    rates = list(rates)
     values = [rate for _, rate in rates]
     if not values:
         return None
     step, last = rates[-1]
     if not np.isfinite(last) or last < 0:
-        return f"the learning rate of step {step} is {last}: look at the schedule", {"rate": last}
+        return f"the learning rate of step {step} is {last}: look at the schedule", {"rate": last, "step_of_rate": step}
     usual = float(np.median(values))
     step, worst = max(rates, key=lambda pair: pair[1])
     if len(values) >= 5 and usual > 0 and worst > RATE_JUMP * usual:
-        return (f"the learning rate of step {step} was {worst:.3g}, {worst / usual:.3g} times the usual {usual:.3g}: the update "
-                "threw the weights away", {"rate": worst, "usual_rate": usual, "step_of_rate": step})
+        return (f"the learning rate of step {step} is {worst:.3g}, {worst / usual:.3g} times the usual {usual:.3g}: such an update "
+                "throws the weights away; look at the schedule", {"rate": worst, "usual_rate": usual, "step_of_rate": step})
     return None
 
 
@@ -138,7 +133,8 @@ def forward(e: Evidence, terms: Sequence[str], rows: tuple[int, ...]) -> Finding
             return Finding(f"loss term {named[0]}", "forward", named, rows, "the eager replay does not reproduce it; " + UNKNOWN)
         return Finding(f"loss term {named[0]}", "forward", named, rows, formula(here.values, rows, named[0]),
                        {"values": _column(here.values, rows, terms)})
-    rows = rows or (origin.rows if len(origin.rows) < here.values.shape[1] else ())
+    state = e.isolation is not None and e.isolation.at_fault == "state"
+    rows = rows or (origin.rows if len(origin.rows) < here.values.shape[1] and not state else ())
     numbers = {"share_not_finite": origin.bad, "largest_finite": max(abs(origin.low), abs(origin.high))}
     if origin.weights_bad:
         return Finding(origin.name, "weights", named, rows, f"{origin.weights_bad[0]} is not finite", numbers)
@@ -182,8 +178,9 @@ def backward(e: Evidence, terms: Sequence[str], rows: tuple[int, ...]) -> Findin
                        "half-precision overflow of the gradient at loss scale 1: in float32 the same step is finite; use "
                        "training.precision=O0", numbers)
     if reached and not reached[-1].gradient_fine():
-        term = guilty[0] if guilty else (e.verdict.terms or ("?",))[0]
-        one = e.by_term.get(term, e.here)
+        if not guilty:
+            return Finding(reached[-1].name, "backward", (), rows, UNKNOWN, numbers)
+        term, one = guilty[0], table
         if np.isfinite(one.values).all():
             return Finding(f"loss term {term}", "backward", guilty, rows,
                            f"the value of loss term {term} is finite and its derivative is not: a root, norm or power at 0, or "

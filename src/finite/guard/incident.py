@@ -17,6 +17,7 @@ import io
 import json
 import os
 from pathlib import Path
+import re
 import shutil
 from typing import Any
 from zipfile import BadZipFile
@@ -27,6 +28,7 @@ import safetensors.numpy
 from finite.errors import UserError
 from finite.run import explained, plain, write_bytes, write_json, write_text
 
+NAME = r"step-\d+(-\d)?"
 KEYS = ("step", "stage", "verdict", "terms", "samples", "layer", "direction", "cause", "action", "numbers")
 BATCH, STATE, REPORT, PICTURE = "batch.npz", "state.safetensors", "report.npy", "samples.png"
 
@@ -67,7 +69,12 @@ def folders(incidents: Path) -> list[Path]:
     """The incident folders of a run, oldest first."""
     if not incidents.is_dir():
         return []
-    return sorted((p for p in incidents.glob("step-*") if (p / "incident.json").exists()), key=lambda p: (len(p.name.split("-")[1]), p.name))
+    found = (p for p in incidents.glob("step-*") if re.fullmatch(NAME, p.name) and (p / "incident.json").exists())
+    return sorted(found, key=lambda p: (_step(p), p.name))
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.split("-")[1])
 
 
 def size_of(folder: Path) -> int:
@@ -77,8 +84,10 @@ def size_of(folder: Path) -> int:
 def forget_after(incidents: Path, step: int) -> None:
     """Remove the incidents of steps after `step`: a resumed run makes these steps again."""
     for folder in folders(incidents):
-        if int(folder.name.split("-")[1]) > step:
+        if _step(folder) > step:
             shutil.rmtree(folder)
+    for torn in incidents.glob(".step-*.tmp"):  # of a process that was killed while it wrote
+        shutil.rmtree(torn, ignore_errors=True)
 
 
 def write(incidents: Path, name: str, incident: Incident, attached: Attachments, details: Sequence[str], keep: int,
@@ -181,11 +190,15 @@ def where(incident: Incident) -> str:
     return ", ".join(parts + [DIRECTIONS[incident.direction]])
 
 
+REFUSED = "The step was refused: it changed no weight, no moment and no BatchNorm statistic."
+FOUND_BETWEEN = "Found after this step, when weights, moments and statistics were looked at; no step had shown it."
+
+
 def markdown(incident: Incident, folder: Path, files: Sequence[str], details: Sequence[str], dropped: Sequence[str]) -> str:
     """incident.md."""
     lines = [
         f"# Step {incident.step}: {incident.verdict}", "",
-        f"Stage {incident.stage}. The step was refused: it changed no weight, no moment and no BatchNorm statistic.", "",
+        f"Stage {incident.stage}. " + (FOUND_BETWEEN if folder.name.endswith("-3") else REFUSED), "",
         f"- **Where:** {where(incident)}", f"- **Why:** {incident.cause}", f"- **What was done:** {incident.action}", "",
     ]
     if PICTURE in files:

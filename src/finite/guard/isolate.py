@@ -2,8 +2,8 @@
 set is known whose presence makes the step bad.
 
 Weights of 0 do not isolate (0 x Inf is NaN), and the table names nobody once BatchNorm has mixed the rows; so the search
-really takes samples out, and asks the compiled step itself. First it crosses: if other samples are bad on the same
-weights, no sample is to blame.
+really takes samples out, and asks the compiled step itself. Who is found must also make another batch bad; and a fault
+that most rows show is not the rows'.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,17 +15,16 @@ BUDGET = 40
 
 @dataclass(frozen=True)
 class Isolation:
-    """The outcome: who is at fault ("sample", "state", or "unknown": only several rows together, or the budget ended),
-    the rows, whether they also made another batch bad, and the attempts it took."""
+    """The outcome: who is at fault ("sample" with the rows; "state": other samples are bad on these weights too; "unknown":
+    several only together, most of the batch, nobody in other company, or the search had to end), and the attempts made."""
 
     at_fault: str
     rows: tuple[int, ...] = ()
-    confirmed: bool = False
     attempts: int = 0
 
 
 class Spent(Exception):
-    """The budget is used up."""
+    """The search must end: attempts or time are used up."""
 
 
 def isolate(rows: Sequence[int], bad_with: Callable[[Sequence[int]], bool], foreign: Callable[[Sequence[int]], bool],
@@ -35,8 +34,8 @@ def isolate(rows: Sequence[int], bad_with: Callable[[Sequence[int]], bool], fore
     Args:
         rows: the rows in question.
         bad_with: is the step bad when only these of the rows are left in the batch?
-        foreign: is another batch bad when the samples of these rows are put into it? Called with () first.
-        budget: attempts at most.
+        foreign: is another, healthy batch bad when the samples of these rows are put into it?
+        budget: attempts at most. Either question may raise Spent.
     """
     made = 0
 
@@ -55,11 +54,9 @@ def isolate(rows: Sequence[int], bad_with: Callable[[Sequence[int]], bool], fore
         return [row for part in (group[:half], group[half:]) if ask(bad_with, part) for row in search(part)]
 
     try:
-        if ask(foreign, ()):
-            return Isolation("state", (), False, made)
         found = search(list(rows)) if rows else []
-        if not found:
-            return Isolation("unknown", (), False, made)
-        return Isolation("sample", tuple(sorted(found)), ask(foreign, tuple(found)), made)
+        if found and len(found) <= max(len(rows) // 2, 1) and ask(foreign, tuple(found)):
+            return Isolation("sample", tuple(sorted(found)), made)
     except Spent:
-        return Isolation("unknown", (), False, made)
+        pass
+    return Isolation("unknown", (), made)

@@ -89,11 +89,11 @@ class Guard:
         if len(points):
             self.points.append([float(value) for value in points])
 
-    def refused(self, verdict: v.Verdict) -> None:
-        """A step ended without an update."""
+    def refused(self, verdict: v.Verdict, progress: bool = False) -> None:
+        """A step ended without an update. `progress`: somebody was quarantined for it, so that it will not come again."""
         overflow = verdict.kind == v.OVERFLOW
         self.counts["overflow" if overflow else "refused"] += 1
-        if not overflow:
+        if not overflow and not progress:
             self.bad_in_row += 1
 
     def blame(self, verdict: v.Verdict, samples: Mapping[int, str], step: int = 0) -> list[int]:
@@ -121,6 +121,7 @@ class Guard:
         self.rewinds_in_row += 1
         self.healthy_since_rewind = 0
         self.bad_in_row = 0
+        self.streak = None
 
     def must_stop(self) -> bool:
         return self.rewinds_in_row >= self.rules.stop_after
@@ -144,7 +145,7 @@ class Guard:
         self.blames = {int(k): n for k, n in state["blames"].items()}
         self.norms = deque(state["norms"])
         self.points = deque(state.get("points", ()), POINT_WINDOW)  # runs of older versions lack the last four
-        self.rates = deque((tuple(pair) for pair in state.get("rates", ())), RATE_WINDOW)
+        self.rates = deque(((step, float(rate)) for step, rate in state.get("rates", ())), RATE_WINDOW)  # "nan" in JSON
         streak = state.get("streak")
         self.streak = (streak[0], streak[1]) if streak else None
         self.quarantined_at = {int(k): step for k, step in state.get("quarantined_at", {}).items()}

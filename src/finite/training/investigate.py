@@ -6,7 +6,7 @@ samples are at fault without touching a bit of the run; an eager replay on a net
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 import io
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,8 @@ from finite.config import Config, Stage
 from finite.data.pipeline import Batch
 from finite.guard import incident
 from finite.guard import verdict as v
-from finite.guard.diagnose import Evidence, Finding, diagnose
+from finite.guard.diagnose import UNKNOWN, Evidence, Finding, diagnose
 from finite.guard.incident import Attachments, Incident
-from finite.guard.isolate import Isolation, isolate
 from finite.guard.layers import LayerRow, Replay, replay
 from finite.guard.report import Limits, StepReport
 from finite.tasks.base import Source, Task
@@ -29,7 +28,7 @@ from finite.training.making import make_network, make_step
 from finite.training.optimizers import reach
 from finite.training.stages import constants_of
 from finite.training.state import assign, collect, with_precision
-from finite.training.step import DRY
+from finite.training.search import Search, substitute
 
 if TYPE_CHECKING:
     from finite.training.loop import StageLoop
@@ -52,7 +51,7 @@ class Case:
     rate: float
     limits: Limits
     state: Sequence[tuple[str, str]]  # tensors at fault, and what is wrong with each
-    attempt: int = 1  # 2: the rerun
+    attempt: int = 1  # 2: the rerun; 3: found between steps
 
     def step(self, done: int) -> int:
         """The number, from 1, of the step that this is about: the one under way, or the last of `done`."""
@@ -83,19 +82,6 @@ class EagerStep:
         return replay(self.cell, self.step.loss, scale, [Tensor(batch.arrays[f.name]) for f in self.fields], self.trained)
 
 
-def substitute(batch: Batch, rows: Collection[int], other: Batch, fields: Sequence[Any], count: bool) -> Batch:
-    """`batch` with some rows taken from the same places of `other`: real samples, with weight 0 unless they `count`."""
-    places = np.zeros(len(batch.use), bool)
-    places[list(rows)] = True
-    arrays = {}
-    for f in fields:
-        arrays[f.name] = np.where(places.reshape((-1,) + (1,) * len(f.shape)), other.arrays[f.name], batch.arrays[f.name])
-        if f.role == "weight" and not count:
-            arrays[f.name] = np.where(places, np.zeros((), f.dtype), arrays[f.name])
-    use = np.where(places, other.use if count else np.float32(0), batch.use).astype(np.float32)
-    return Batch(arrays, use, np.where(places, other.indices, batch.indices))
-
-
 class Investigator:
     """Looks into the refused attempts of one stage."""
 
@@ -115,75 +101,55 @@ class Investigator:
     # ---- looking ------------------------------------------------------------------------------------------------------
 
     def look(self, case: Case) -> Finding:
-        """Who, where and why. Changes nothing in the run; takes as many dry attempts and eager steps as it needs."""
-        run = self.loop.run
-        # A streak is one fault: its first step was looked into.
+        """Who, where and why. Changes nothing in the run; takes as many dry attempts and eager steps as it needs, and as
+        `search.SECONDS` allow. A failure of its own is told as the cause, and never ends the run."""
+        self.table = None
+        try:
+            return self.found(case)
+        except Exception as error:  # whatever it is: the guard alone has saved the run already
+            rows = case.verdict.rows if case.verdict.kind == v.BAD_INPUT else ()
+            line = (str(error).strip().splitlines() or [""])[0][:120]
+            return Finding(None, "forward", case.verdict.terms, rows, f"{UNKNOWN}: looking for it failed ({type(error).__name__}: {line})")
+
+    def found(self, case: Case) -> Finding:
+        run, verdict = self.loop.run, case.verdict
+        # A streak is one fault: its first step was looked into. Samples that are named are told each time.
         streak = run.guard.streak
-        again = streak is not None and streak[0] == case.verdict.kind and case.attempt == 1
-        evidence = Evidence(
-            case.verdict, {f.name: f.role for f in run.source.fields}, {f.name: f.terms for f in run.source.fields},
-            run.scale.half, case.state, self.moved(),
-            tuple((step, rate) for step, rate in run.guard.rates), tuple(run.guard.norms), case.verdict.copies)
-        if run.config.guard.diagnose and not case.state and case.batch is not None and case.report is not None:
-            if case.verdict.kind in SEARCHED and not case.verdict.rows:
-                evidence = replace(evidence, isolation=self.search(case.batch))
-            if not again:
-                evidence = self.replays(evidence, case.batch)
+        again = streak is not None and streak[0] == verdict.kind and case.attempt == 1 and not verdict.rows
+        fields = run.source.fields
+        evidence = Evidence(verdict, {f.name: f.role for f in fields}, {f.name: f.terms for f in fields}, run.scale.half,
+                            case.state, tuple(run.guard.rates), tuple(run.guard.norms), verdict.copies)
+        if run.config.guard.diagnose and not case.state and not again and case.batch is not None and case.report is not None:
+            search = Search(self.loop, case.batch, case.report.scale, case.limits)
+            if verdict.kind in SEARCHED:
+                evidence = replace(evidence, isolation=search.run(bool(verdict.rows)))
+            evidence = self.replays(evidence, case.batch, case.report.scale, search)
         finding = diagnose(evidence, run.task.terms)
         if again and streak is not None:
             finding = replace(finding, cause=f"as in {streak[1]}")
         self.table = evidence.here
         return finding
 
-    def search(self, batch: Batch) -> Isolation | None:
-        """Which rows are at fault. None where there is no other batch of this size to compare with."""
-        donor = self.donor()
-        if donor is None or len(donor.use) != len(batch.use):
-            return None
-        fields = self.loop.run.source.fields
-        rows = range(len(batch.use))  # those out of use too: weight 0 keeps a value out, not its gradient (0 x Inf)
-
-        def bad_with(kept: Sequence[int]) -> bool:
-            gone = [row for row in rows if row not in kept]
-            return self.bad(substitute(batch, gone, donor, fields, count=False))
-
-        def foreign(put: Sequence[int]) -> bool:
-            return self.bad(substitute(donor, put, batch, fields, count=True))
-
-        return isolate(rows, bad_with, foreign)
-
-    def donor(self) -> Batch | None:
-        """Another batch of the epoch, whole if there is one."""
-        loop, position = self.loop, self.loop.run.position
-        others = [n for n in range(loop.steps_per_epoch) if n != position.step_in_epoch]
-        if not others:
-            return None
-        later = [n for n in others if position.step_in_epoch < n < loop.steps_per_epoch - 1]
-        return loop.loader.batch(position.data_epoch, (later or others)[0], tuple(sorted(loop.run.guard.quarantine)))
-
-    def bad(self, batch: Batch) -> bool:
-        """Would a step with this batch be refused? A dry attempt: nothing is updated."""
+    def replays(self, e: Evidence, batch: Batch, scale: float, search: Search) -> Evidence:
+        """The eager steps that this verdict calls for, as long as there is time."""
         run = self.loop.run
-        report = self.loop.step.run(run.position.step, batch, DRY, run.scale.value, run.guard.limits(), run.source.fields)
-        return v.judge(report, run.scale.half, dry=True).kind != v.HEALTHY
-
-    def replays(self, e: Evidence, batch: Batch) -> Evidence:
-        """The eager steps that this verdict calls for."""
-        run, scale = self.loop.run, self.loop.run.scale.value
         tensors = collect(run.network, None)
         eager = self.eager(tensors)
         e = replace(e, here=eager.replay(batch, scale))
         kind = e.verdict.kind
         active = [i for i, weight in enumerate(eager.weights) if weight != 0.0]
-        if kind == v.BAD_GRADIENT and len(active) > 1:
+        if kind == v.BAD_GRADIENT and len(active) == 1:
+            e = replace(e, by_term={run.task.terms[active[0]]: e.here})
+        elif kind == v.BAD_GRADIENT and not search.spent():
             e = replace(e, by_term={run.task.terms[i]: eager.replay(batch, scale, i) for i in active})
-        if kind in (v.BAD_ACTIVATION, v.BAD_STATISTICS, v.SPIKE):
-            donor, rows = self.donor(), e.isolation.rows if e.isolation else ()
-            if rows and donor is not None:
-                e = replace(e, cured=eager.replay(substitute(batch, rows, donor, run.source.fields, count=False), scale))
+        if kind in (v.BAD_ACTIVATION, v.BAD_STATISTICS, v.SPIKE) and not search.spent():
+            rows = e.isolation.rows if e.isolation else ()
+            if rows and search.donor is not None:
+                without = substitute(batch, rows, search.donor, run.source.fields, count=False)
+                e = replace(e, cured=eager.replay(without, scale))
             elif run.snapshot is not None:
                 e = replace(e, cured=self.eager(run.snapshot["tensors"]).replay(batch, scale))
-        if run.scale.half and kind in (v.BAD_TERM, v.BAD_GRADIENT):
+        if run.scale.half and kind in (v.BAD_TERM, v.BAD_GRADIENT) and not search.spent():
             e = replace(e, single=self.eager(tensors, "O0").replay(batch, 1.0))
         return e
 
@@ -192,25 +158,35 @@ class Investigator:
         return EagerStep(run.config, run.task, run.source.fields, self.loop.stage, tensors,
                          precision or run.config.training.precision)
 
-    def moved(self) -> list[tuple[str, float]]:
-        """Trained tensors that moved farther since the last verified state than the optimizer could take them."""
+    def moved(self) -> list[tuple[str, str]]:
+        """Trained tensors that moved farther since the last verified state than the optimizer could take them, the worst
+        first: what else changed them (faulty memory, a bug) has nothing to do with training."""
         run = self.loop.run
         if run.snapshot is None:
             return []
-        way = reach(run.config.optimizer, run.config.training.clip_norm) * self.travel + 1e-9
+        config = run.config.optimizer
         out = []
         for p in self.loop.trained:
             old = run.snapshot["tensors"][p.name]
+            way = self.travel * (reach(config, run.config.training.clip_norm) + config.weight_decay * float(np.max(np.abs(old), initial=0.0)))
             with np.errstate(invalid="ignore", over="ignore"):
-                far = float(np.max(np.abs(p.asnumpy().astype(np.float64) - old), initial=0.0)) / way
-            if not far < SUSPECT:
-                out.append((p.name, far))
-        return sorted(out, key=lambda pair: -pair[1])
+                far = float(np.max(np.abs(p.asnumpy().astype(np.float64) - old), initial=0.0)) / (way + 1e-9)
+            if far >= SUSPECT:
+                out.append((far, p.name))
+        return [(name, f"was overwritten: it moved {far:.3g} times as far as the optimizer could have taken it since the last "
+                 "verified state") for far, name in sorted(out, reverse=True)]
 
     # ---- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, case: Case, finding: Finding, action: str) -> tuple[str, list[str]]:
-        """Write the incident. Returns its name, and what was left out of it."""
+        """Write the incident. Returns its name (empty: it has no folder), and what was left out of it. A failure is told,
+        and never ends the run."""
+        try:
+            return self.written(case, finding, action)
+        except Exception as error:
+            return "", [f"the incident could not be written ({(str(error).splitlines() or [type(error).__name__])[0][:160]})"]
+
+    def written(self, case: Case, finding: Finding, action: str) -> tuple[str, list[str]]:
         run = self.loop.run
         step = case.step(run.position.step)
         rows = finding.rows or ((0,) if case.verdict.copies else ())
@@ -225,15 +201,18 @@ class Investigator:
         origins = [] if case.batch is None else [run.source.origins[int(i)] for i in case.batch.indices]
         settings = {
             "config": run.config.model_dump(mode="json"), "task": run.task.state(), "stage": self.loop.stage.name,
-            "step": step, "rate": case.rate, "scale": run.scale.value, "norm_limit": case.limits.norm,
+            "step": step, "rate": case.report.learning_rate if case.report else case.rate,
+            "scale": case.report.scale if case.report else run.scale.value, "norm_limit": case.limits.norm,
             "point_limit": None if case.limits.points is None else list(case.limits.points), "ids": ids, "origins": origins,
             "fields": [asdict(f) | {"dtype": np.dtype(f.dtype).name} for f in run.source.fields],
         }
         attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
+        if finding.cause.startswith("as in "):
+            attached = Attachments()  # the first of a streak holds what a replay needs
         rules = run.config.guard.incidents
         folder, dropped = incident.write(run.folder.incidents, name, told, attached, layer_lines(self.table, finding.layer),
                                          rules.keep, rules.megabytes)
-        if run.guard.streak is None or run.guard.streak[0] != case.verdict.kind:
+        if folder is not None and (run.guard.streak is None or run.guard.streak[0] != case.verdict.kind):
             run.guard.streak = (case.verdict.kind, name)
         return (name if folder is not None else ""), dropped
 

@@ -17,7 +17,7 @@ from finite.config import Config, Stage
 from finite.data.pipeline import Batch, Loader, check, copies
 from finite.errors import GuardStop
 from finite.guard import verdict as v
-from finite.guard.diagnose import Finding
+from finite.guard.diagnose import Finding, rate_fault
 from finite.guard.policy import Guard
 from finite.guard.report import StepReport
 from finite.monitor.history import History
@@ -67,6 +67,7 @@ class StageLoop:
         self.still = [p.name for p in run.network.get_parameters() if p.name not in moving]
         self.investigator = Investigator(self)
         self.faults: list[tuple[str, str]] = []  # tensors of the state that were found bad in the step under way
+        self.progress = False  # somebody was quarantined in the step under way
 
     def epoch(self, update: Callable[[dict[str, Any]], None], stop: Callable[[], bool], save: Callable[[], None]) -> bool:
         """Train from the run's position to the end of its epoch.
@@ -112,7 +113,7 @@ class StageLoop:
         if run.config.training.accumulate == 1 or self.due():
             run.recorder.before()
         started = time.perf_counter()
-        self.faults = []
+        self.faults, self.progress = [], False
         report, verdict = self.attempt(batch, rate)
         named, verdict = self.refuse(report, verdict, batch, rate)
         excluded = sorted({*run.guard.quarantine, *named})
@@ -162,6 +163,7 @@ class StageLoop:
         if self.faults or verdict.copies:
             named = {}
         caught = run.guard.blame(verdict, named, run.position.step + 1) if named else []
+        self.progress = self.progress or bool(caught)
         self.tell(case, finding, self.action(named, caught, attempt))
         for sample in caught:
             self.event("quarantine", f"{run.source.ids[sample]} is set aside for the rest of the run: {named[sample]}",
@@ -196,6 +198,9 @@ class StageLoop:
         """
         run = self.run
         run.guard.rates.append((run.position.step + 1, rate))
+        absurd = rate_fault(run.guard.rates)
+        if absurd and absurd[1].get("step_of_rate", run.position.step + 1) == run.position.step + 1:
+            return None, v.Verdict(v.BAD_STATE, names=("learning_rate",), sentence=absurd[0])
         if not batch.use.any():
             return None, v.Verdict(v.EMPTY, sentence="every sample of the batch is in quarantine")
         fields = run.source.fields
@@ -249,7 +254,7 @@ class StageLoop:
             run.scale.update(overflow=False)
             run.sums.add(terms, dict(zip(report.layout.terms, map(float, report.blocks["weight_sum"]))))
         elif verdict.kind != v.EMPTY:
-            run.guard.refused(verdict)
+            run.guard.refused(verdict, self.progress)
             if verdict.kind == v.OVERFLOW:
                 run.scale.update(overflow=True)
                 run.sums.overflow += 1
@@ -276,7 +281,7 @@ class StageLoop:
         """An incident of a state that was found bad although no step had shown it."""
         verdict = v.Verdict(v.BAD_STATE, names=tuple(name for name, _ in self.faults),
                             sentence=f"{self.faults[0][0]} {self.faults[0][1]}")
-        case = Case(None, None, verdict, self.run.sums.rate, self.run.guard.limits(), self.faults)
+        case = Case(None, None, verdict, self.run.sums.rate, self.run.guard.limits(), self.faults, attempt=3)
         self.tell(case, self.investigator.look(case), self.action({}, [], 1))
 
     def rewind(self) -> None:
@@ -297,7 +302,8 @@ class StageLoop:
         self.event("rewind", f"{why}: back to the state after step {run.snapshot['step']}, learning rate x "
                              f"{guard.rate_factor():g}", run.position.step, to=run.snapshot["step"])
         if guard.must_stop():
-            seen = f" What it was stands in {run.folder.incidents / streak[1]}/incident.md." if streak else ""
+            page = run.folder.incidents / streak[1] / "incident.md" if streak else None
+            seen = f" What it was stands in {page}." if page is not None and page.exists() else ""
             raise GuardStop(
                 f"stopped after step {run.position.step}: {guard.rewinds_in_row} times back to the last good state did not help, "
                 f"so nothing more would be learnt this way.{seen} The last checkpoint is finite. Lower stages.*.learning_rate, "
@@ -316,7 +322,7 @@ class StageLoop:
 
     def state_faults(self) -> list[tuple[str, str]]:
         """Tensors (weights, statistics, moments) at fault, each with what is wrong: it holds a number that is not finite, or
-        it changed since the last verified state although this stage trains it not."""
+        it changed since the last verified state although this stage trains it not, or farther than training could."""
         tensors = collect(self.run.network, self.optimizer)
         faults = [(name, "is not finite") for name in not_finite(tensors)]
         if self.run.snapshot is not None:
@@ -324,6 +330,7 @@ class StageLoop:
             bad = {name for name, _ in faults}
             faults += [(name, "was overwritten: it changed although this stage does not train it") for name in self.still
                        if name in old and name not in bad and not np.array_equal(tensors[name], old[name])]
+            faults += [(name, what) for name, what in self.investigator.moved() if name not in bad]
         return faults
 
     def tell(self, case: Case, finding: Finding, action: str) -> None:

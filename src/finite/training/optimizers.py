@@ -21,9 +21,11 @@ def decays(parameter: Parameter) -> bool:
 
 
 def reach(config: OptimizerConfig, clip_norm: float) -> float:
-    """How far one update can take a weight, in learning rates. Adam: about 3 in the worst case (Kingma and Ba 2015, section
-    2.1), with room to spare; momentum: the clipped gradient, summed over its memory."""
-    return 10.0 if config.name != "sgd" else clip_norm / (1 - config.momentum)
+    """How far one update can take a weight, in learning rates, decay aside. Adam: (1 - beta1) / sqrt(1 - beta2), at least 1
+    (Kingma and Ba 2015, section 2.1); momentum: the clipped gradient, summed over its memory."""
+    if config.name == "sgd":
+        return clip_norm / (1 - config.momentum)
+    return max(1.0, (1 - config.betas[0]) / (1 - config.betas[1]) ** 0.5)
 
 
 class RatedOptimizer(nn.Cell):

@@ -16,12 +16,14 @@ from finite.guard.incident import Attachments, Incident
 from finite.guard.layers import Replay
 from finite.guard.report import Limits, StepReport
 from finite.monitor.console import Console
+from finite.run import write_bytes
 from finite.tasks import TASKS
 from finite.tasks.base import Field, Task
 from finite.training.checkpoint import OPTIMIZER, not_finite
-from finite.training.investigate import EagerStep, gradient_text, side_by_side, substitute
+from finite.training.investigate import EagerStep, gradient_text, side_by_side
 from finite.training.making import make_network, make_step
 from finite.training.stages import constants_of
+from finite.training.search import repeated, substitute
 from finite.training.state import assign, use_device, with_precision
 from finite.training.step import DRY
 
@@ -86,8 +88,7 @@ class Restored:
         assign(self.network.get_parameters(), self.tensors)
         others = [row for row in range(len(self.batch.use)) if row not in named]
         if named and len(others) >= 2:
-            turned = np.resize(np.array(others), len(self.batch.use))
-            donor = Batch({n: a[turned] for n, a in self.batch.arrays.items()}, self.batch.use[turned], self.batch.indices[turned])
+            donor = repeated(self.batch, others)
             out["these weights without the named samples"] = self.attempt(
                 substitute(self.batch, named, donor, self.fields, count=False), DRY)[1].kind
         return out
@@ -122,8 +123,8 @@ def tell(folder: Path, layers: bool, console: Console) -> None:
         console.line(f"the host refuses the batch again, before the step: {found.verdict.sentence}")
     elif found.same is not None:
         console.line("the compiled step gives the recorded report again, bit by bit" if found.same else
-                     f"the compiled step gives another report than the recorded one, and the verdict {found.verdict.kind}: another "
-                     "machine, device or version computes other last digits")
+                     f"the compiled step gives another report than the recorded one (verdict {found.verdict.kind}); on another machine, "
+                     "device or version of MindSpore last digits may differ")
     spoilt = not_finite(dict(attached.tensors or {}))
     if spoilt:
         console.line(f"not finite before the step: {', '.join(spoilt[:5])}")
@@ -136,7 +137,7 @@ def tell(folder: Path, layers: bool, console: Console) -> None:
         ids = list(attached.settings["ids"])
         rows = [ids.index(s["id"]) for s in told.samples[:4] if s["id"] in ids]
         shown = restored.task.show(None, {n: a[rows] for n, a in restored.batch.arrays.items()}, [ids[row] for row in rows])
-        picture.write_bytes(side_by_side(shown))
+        write_bytes(picture, side_by_side(shown))
     if picture.exists():
         console.line(f"the named samples with their targets: {picture}")
 

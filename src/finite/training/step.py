@@ -196,7 +196,7 @@ class GuardedStep(nn.Cell):
             statistics_bad = ops.matmul((1.0 - fine.astype(ms.float32)).reshape((1, -1)), self.buffer_owner).reshape((-1,))
 
         table_bad = ops.logical_and(ops.logical_not(ops.isfinite(values)), ops.logical_and(weights > 0, self.active))
-        spike = (norm > norm_limit).astype(ms.float32)
+        spike = (norm > norm_limit).astype(ms.float32) if self.refuse_spikes else ops.zeros_like(norm)
         # Dead (all 0: nothing behind it can learn) or exploded. One that is not finite is for the tables and gradients to
         # judge: it may belong to a term that is out of use.
         exploded = ops.logical_and(ops.isfinite(point_largest), point_largest > point_limit)
@@ -264,6 +264,8 @@ class GuardedStep(nn.Cell):
     def apply(self, rate: float, norm_limit: float) -> tuple[bool, float, float]:
         """Update with the mean of the gradients added up so far, clipped, and forget them. Returns whether it was done
         (not when nothing was added, or the mean is not finite), and the norm before and after clipping."""
+        if not np.isfinite(rate) or rate < 0:
+            return False, float("nan"), float("nan")
         ok, norm, clipped = self.update(Tensor(rate, ms.float32), Tensor(norm_limit, ms.float32)).asnumpy().tolist()
         return ok > 0.5, norm, clipped
 

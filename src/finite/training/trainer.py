@@ -36,7 +36,7 @@ from finite.training.stages import constants_of
 from finite.training.state import EpochSums, Position, assign, restore_network, use_device, with_precision
 
 #: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
-NEEDED_BYTES = 500_000_000
+NEEDED_BYTES = 500_000_000  # and what incidents may take (guard.incidents.megabytes)
 #: Share of the time for rewriting the report after an epoch; where epochs are short, some go without. The end never does.
 REPORT = 0.005
 
@@ -81,12 +81,14 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
             console.attach(folder.log)
         for line in trouble:
             console.warn(f"{line}; going on from {saved.path.name} (step {saved.state['step']})")
+        if done and options.give_back:
+            raise UserError(f"--give-back: {folder.path} is trained to its end; start a new run with --init {folder.path}")
         if done:
             console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained, scored and exported")
             return folder, None
     else:
         folder = RunFolder.create(config.runs, options.run)
-    folder.check_writable(NEEDED_BYTES)
+    folder.check_writable(NEEDED_BYTES + config.guard.incidents.megabytes * 1_000_000)
     if saved is None:
         console.attach(folder.log)
         write_text(folder.config, settings.dump(config))
@@ -203,7 +205,7 @@ class Session:
         run.guard.load(state["guard"])
         run.scale.load(state["scale"])
         run.history.truncate(state["history"])
-        self.best, self.stage_best, self.seconds = state["best"], state["stage_best"], state["seconds"]
+        self.best, self.stage_best, self.seconds = state["best"], state.get("stage_best", self.stage_best), state["seconds"]
         self.trained_terms = set(state["trained_terms"])
         incident.forget_after(self.folder.incidents, run.position.step)
         self.saved_optimizer = saved.tensors
