@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from finite.config import Config, Stage
 from finite.data.pipeline import Batch, check
@@ -50,7 +51,12 @@ class Restored:
 
     def __init__(self, attached: Attachments):
         settings = attached.settings
-        self.config = Config.model_validate(settings["config"])
+        try:
+            self.config = Config.model_validate(settings["config"])
+        except ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise UserError(f"the incident is of another version of this program (its setting {key} does not fit); replay it with "
+                            "that version") from error
         use_device(self.config)
         self.task: Task = TASKS[self.config.task].restore(self.config, settings["task"])
         self.stage: Stage = next(s for s in self.config.stages if s.name == settings["stage"])
