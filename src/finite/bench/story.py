@@ -25,7 +25,7 @@ from finite.training.optimizers import RatedOptimizer
 
 #: Side of the square in whose px raw targets count.
 RAW_SIDE = 1000.0
-IMAGES, EPOCHS = 1504, 12  # 47 full batches of 32 an epoch
+IMAGES, EPOCHS, BATCH, WIDTH = 2400, 6, 32, 8  # 75 full batches an epoch
 CLIP_NORM, CAP = 1.0, 10.0  # published values
 PARTS = ("backbone", "classifier", "box_head")
 
@@ -104,7 +104,7 @@ def stages_of(setup: Setup) -> tuple[Stage, ...]:
 def config_of(setup: Setup, root: Path) -> Config:
     """The setup as Finite's configuration; guarded training takes it as it is."""
     plain = settings.load(None, [
-        f"seed={setup.seed}", f"data.root={root}", "model.width=16", "model.box_channels=0", "augment.enabled=false",
+        f"seed={setup.seed}", f"data.root={root}", f"model.width={WIDTH}", "model.box_channels=0", "augment.enabled=false",
         "loss.label_smoothing=0.0", "loss.box=mse", f"loss.cap={CAP}", f"training.clip_norm={CLIP_NORM}"])
     decay = 0.01 if setup.optimizer == "adamw" else 0.0
     return plain.model_copy(update={

@@ -1,7 +1,7 @@
-"""Training and scoring the setups of `finite.bench.story`, each once: a result is kept in a file named by its settings.
+"""Training and scoring the setups of `finite.bench.story`.
 
     bench = Bench(Path("dataset/shapes"), Path("runs/story"))
-    result = bench.result(Setup(remedy="both", optimizer="adam", rate=1e-3, precision="float32", seed=1))
+    result = bench.run(Setup(remedy="both", optimizer="adam", rate=1e-3, precision="float32", seed=1))
 
 A plain run ends early once a weight, a moment or a running statistic is not finite: no plain step can mend that.
 """
@@ -19,7 +19,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from finite.bench.story import EPOCHS, IMAGES, REMEDIES, PlainStep, Setup, StoryTask, config_of, stages_of
+from finite.bench.story import BATCH, EPOCHS, IMAGES, REMEDIES, PlainStep, Setup, StoryTask, config_of, stages_of
 from finite.config import LossScale as LossScaleConfig
 from finite.data.pipeline import Batch, Loader
 from finite.errors import GuardStop
@@ -111,27 +111,23 @@ class Bench:
         self.machine: tuple[tuple, Machine] | None = None
         self.scorers: dict[tuple, Scorer] = {}
 
-    def result(self, setup: Setup) -> tuple[dict[str, Any], bool]:
-        """The result of a setup, and whether it was known already."""
-        path = self.folder / f"{setup.key}.json"
-        if path.exists():
-            return json.loads(path.read_text()), True
-        found = self.run(setup)
-        write_json(path, found)
-        return json.loads(path.read_text()), False
+    def keep(self, setup: Setup) -> None:
+        """Train, score, and write the result to the setup's file."""
+        write_json(self.folder / f"{setup.key}.json", self.run(setup))
 
     def run(self, setup: Setup) -> dict[str, Any]:
         """Train and score one setup. Returns its fields and
 
         survived: weights and loss finite at the end; first_bad: the first step (from 1) after which one of them was not,
         or None; top1, mean_iou: of the last weights on the validation split; idle: steps that taught nothing (gradient
-        exactly 0 or not finite, or not run because the run was lost); box_idle: the same of the box head, in the stages
-        that train it; steps: all steps of the plan; refused, rewinds: of guarded training; curves: loss, norm, class and
-        box by step; seconds.
+        exactly 0 or not finite, or not run because the run was lost), of `steps`; box_idle: the same of the box head, of
+        the `box_steps` that train it; steps_per_epoch; overflows: steps that dynamic loss scaling left out; refused,
+        rewinds: of guarded training; curves: loss, norm, class and box by step; seconds.
         """
         began = time.perf_counter()
         result = self.guarded(setup) if REMEDIES[setup.remedy].guarded else self.plain(setup)
-        return asdict(setup) | result | {"seconds": round(time.perf_counter() - began, 1)}
+        shared = {"steps": EPOCHS * self.loader(setup).steps(), "steps_per_epoch": self.loader(setup).steps()}
+        return asdict(setup) | shared | result | {"seconds": round(time.perf_counter() - began, 1)}
 
     def task(self, setup: Setup) -> StoryTask:
         task = StoryTask(config_of(setup, self.root), self.classes)
@@ -139,7 +135,7 @@ class Bench:
         return task
 
     def loader(self, setup: Setup) -> Loader:
-        return Loader(self.sources.train, 32, setup.seed)
+        return Loader(self.sources.train, BATCH, setup.seed)
 
     def plain(self, setup: Setup) -> dict[str, Any]:
         task, loader = self.task(setup), self.loader(setup)
@@ -164,13 +160,14 @@ class Bench:
                     break
             if faults:
                 break
-        steps = EPOCHS * loader.steps()
-        lost = steps - len(told)
+        lost = EPOCHS * loader.steps() - len(told)
+        box_steps = loader.steps() * sum(stage.epochs for stage in machine.stages if stage.weights["box"] > 0)
         return {
             "survived": not faults and math.isfinite(told[-1]["loss"]), "first_bad": first_bad, "fault": (faults or [None])[0],
-            **self.figures(task, setup, collect(machine.network, None)), "steps": steps,
+            **self.figures(task, setup, collect(machine.network, None)),
             "idle": lost + sum(not moved(t["norm"]) for t in told),
-            "box_idle": lost + sum(not moved(t["box_head"]) for t, on in zip(told, trains_box) if on) if any(trains_box) else None,
+            "box_idle": sum(not moved(t["box_head"]) for t, on in zip(told, trains_box) if on) + (lost if box_steps else 0),
+            "box_steps": box_steps,
             "overflows": sum(not t["updated"] for t in told),
             "curves": {name: [short(t[name]) for t in told] for name in ("loss", "norm", "class", "box")},
         }
@@ -192,11 +189,10 @@ class Bench:
         told = [line for line in lines if line["kind"] == "step" and "total" in line]
         tensors = collect(session.run.network, None)
         guard = session.run.guard
-        steps = EPOCHS * self.loader(setup).steps()
         return {
             "survived": stopped is None and not not_finite(tensors) and math.isfinite(float(told[-1]["total"])),
-            "first_bad": None, "fault": stopped, **self.figures(task, setup, tensors), "steps": steps,
-            "idle": steps - guard.counts["healthy"], "box_idle": None, "overflows": guard.counts["overflow"],
+            "first_bad": None, "fault": stopped, **self.figures(task, setup, tensors),
+            "idle": EPOCHS * self.loader(setup).steps() - guard.counts["healthy"], "box_idle": 0, "box_steps": 0, "overflows": guard.counts["overflow"],
             "refused": guard.counts["refused"], "rewinds": guard.rewinds,
             "curves": {"loss": [float(t["total"]) for t in told], "norm": [float(t["grad_norm"]) for t in told],
                        **{name: [float(t["terms"][name]["raw"]) for t in told] for name in ("class", "box")}},
