@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import finite
 from finite.bench.story import REMEDIES, Setup
 
 Result = dict[str, Any]
@@ -29,16 +30,19 @@ RATES = {
     "sgd": (1e-5, 3e-5, 1e-4, 3e-4, 1e-3),
 }
 PRECISIONS = ("float32", "float16")
+#: What the workers import.
+SOURCE = Path(finite.__file__).parents[1]
 #: A loss that ends above this many times its smallest epoch mean has diverged.
 GROWN = 10.0
 
 WORKER = """
-import json, os, sys
+import json, os, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once and silently; its run is done anew
 os.sched_setaffinity(0, {int(sys.argv[1])})  # before MindSpore counts the cores
 import finite
 from finite.bench.story import Setup
 from finite.bench.story_runs import Bench
-from pathlib import Path
 bench = Bench(Path(sys.argv[2]), Path(sys.argv[3]))
 for line in sys.stdin:
     bench.keep(Setup(**json.loads(line)))
@@ -66,34 +70,36 @@ def run_all(setups: Iterable[Setup], root: Path, folder: Path, say: Callable[[st
     say(f"{len(wanted)} runs, {len(missing)} to train")
 
     def work(core: int) -> None:
-        child = None
-        while not failed:
-            with lock:
-                if not queue:
-                    break
-                group = queue.popleft()
-            if child is None:
-                child = subprocess.Popen([sys.executable, "-c", WORKER, str(core), str(root), str(folder)], text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
-            for setup in group:
-                child.stdin.write(json.dumps(asdict(setup)) + "\n")
-                child.stdin.flush()
-                if not child.stdout.readline():
-                    failed.append(setup.key)
-                    break
-                say(f"{setup.key}: {sentence(read(folder, setup))}")
-        if child is not None:
-            child.stdin.close()
-            child.wait()
+        command = [sys.executable, "-c", WORKER, str(core), str(root), str(folder)]
+        with subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}) as child:
+            assert child.stdin is not None and child.stdout is not None
+            while not failed:
+                with lock:
+                    if not queue:
+                        return  # leaving closes the pipe, which ends the child
+                    group = queue.popleft()
+                for setup in group:
+                    child.stdin.write(json.dumps(asdict(setup)) + "\n")
+                    child.stdin.flush()
+                    if child.stdout.readline() != "done\n":
+                        raise RuntimeError(f"the worker ended in {setup.key}; its traceback is above")
+                    say(f"{setup.key}: {sentence(read(folder, setup))}")
 
-    cores = sorted(os.sched_getaffinity(0))
-    threads = [threading.Thread(target=work, args=(core,), daemon=True) for core in cores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def guarded(core: int) -> None:
+        try:
+            work(core)
+        except Exception as error:  # told by the main thread; the other worker ends after its group
+            failed.append(error)
+
+    if missing:
+        threads = [threading.Thread(target=guarded, args=(core,), daemon=True) for core in sorted(os.sched_getaffinity(0))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if failed:
-        raise RuntimeError(f"a worker ended in {failed[0]}; its traceback is above")
+        raise failed[0]
     return {setup: read(folder, setup) for setup in wanted}
 
 
@@ -111,9 +117,10 @@ def read(folder: Path, setup: Setup) -> Result:
 def epoch_means(result: Result) -> list[float]:
     """Mean loss of every whole epoch that was run; NaN or Inf where a step's was."""
     losses = np.array([float(x) for x in result["curves"]["loss"]])
-    whole = len(losses) // result["steps_per_epoch"]
+    steps = result["steps_per_epoch"]
+    whole = len(losses) // steps
     with np.errstate(over="ignore", invalid="ignore"):
-        return [float(m) for m in losses[: whole * result["steps_per_epoch"]].reshape(whole, -1).mean(1)]
+        return losses[: whole * steps].reshape(whole, steps).mean(1).tolist()
 
 
 def fallen(result: Result) -> int:

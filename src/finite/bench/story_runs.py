@@ -180,20 +180,19 @@ class Bench:
             session = Session(task.config, task, self.sources, folder, Console(folder.log, stderr=True), None)
             stopped = None
             try:
-                with Interrupt(lambda text: None) as stop:
-                    session.train(stop)
+                session.train(Interrupt(lambda text: None))  # not entered: Ctrl-C ends the worker, the run is done anew
             except GuardStop as error:
                 stopped = str(error)
             session.run.history.sync()
             lines = [json.loads(line) for line in folder.history.read_text().splitlines()]
         told = [line for line in lines if line["kind"] == "step" and "total" in line]
         tensors = collect(session.run.network, None)
-        guard = session.run.guard
+        counts = session.run.guard.counts
         return {
             "survived": stopped is None and not not_finite(tensors) and math.isfinite(float(told[-1]["total"])),
-            "first_bad": None, "fault": stopped, **self.figures(task, setup, tensors),
-            "idle": EPOCHS * self.loader(setup).steps() - guard.counts["healthy"], "box_idle": 0, "box_steps": 0, "overflows": guard.counts["overflow"],
-            "refused": guard.counts["refused"], "rewinds": guard.rewinds,
+            "first_bad": None, "fault": stopped, **self.figures(task, setup, tensors), "box_idle": 0, "box_steps": 0,
+            "idle": EPOCHS * self.loader(setup).steps() - counts["healthy"], "overflows": counts["overflow"],
+            "refused": counts["refused"], "rewinds": session.run.guard.rewinds,
             "curves": {"loss": [float(t["total"]) for t in told], "norm": [float(t["grad_norm"]) for t in told],
                        **{name: [float(t["terms"][name]["raw"]) for t in told] for name in ("class", "box")}},
         }
