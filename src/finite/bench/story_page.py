@@ -21,7 +21,7 @@ NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "momentum SGD"}
 def tell(root: Path, folder: Path, docs: Path, say: Callable[[str], None]) -> None:
     """Train what is missing of the story, then write tables into story.md (between its markers), story.json, story.png."""
     article = Setup()
-    found = plan.run_all([*plan.table_of(article), *plan.grid()], root, folder, say)
+    found = plan.run_all([*plan.grid(), *plan.table_of(article)], root, folder, say)
     grid = {s: found[s] for s in plan.grid()}
     candidates = [s for s, r in grid.items() if plan.sought(r)]
     again = plan.run_all([replace(s, seed=seed) for s in candidates for seed in plan.SEEDS], root, folder, say)
@@ -84,8 +84,8 @@ def grid_table(grid: dict[Setup, Result]) -> str:
 def found_sentence(again: dict[Setup, Result], hardest: Setup) -> str:
     """What the search found, with the seeds that agree."""
     if not again:
-        return ("No set-up of the grid fell for two epochs and then diverged. The tables below use the run that lasted longest "
-                f"before it was lost: {setting(hardest)}.")
+        return ("No set-up of the grid fell for two epochs and then diverged: what is lost is lost in its first steps. The next table "
+                f"takes the lost run in float32 that lasted longest: {setting(hardest)}.")
     lines = ["Set-ups that fell for at least two epochs and then diverged, with nothing injected:", ""]
     for setup in dict.fromkeys(replace(s, seed=1) for s in again):
         seeds = [again[replace(setup, seed=seed)] for seed in plan.SEEDS]
