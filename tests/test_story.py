@@ -13,7 +13,7 @@ from toy import FIELDS, ToyNetwork, ToyTerms, toy_arrays
 
 from finite.bench import story_plan as plan
 from finite.bench.story import CAP, CLIP_NORM, REMEDIES, PlainStep, Setup, StoryTask, config_of, stages_of
-from finite.bench.story_page import filled
+from finite.bench.story_page import filled, tell
 from finite.bench.story_runs import TOLD, Machine
 from finite.config import Optimizer
 from finite.data.pipeline import Batch
@@ -196,13 +196,17 @@ def test_every_run_has_a_name_of_its_own():
     assert {sum(stage.epochs for stage in stages_of(s)) for s in setups} == {6}
 
 
-def test_results_that_are_there_are_not_trained_again(tmp_path, monkeypatch):
-    def refuse(*arguments, **options):
-        raise AssertionError("a worker was started")
+@pytest.fixture
+def no_workers(monkeypatch):
+    """The plan can't start a process: what is not known already is an error."""
+    monkeypatch.setattr(plan, "subprocess", None)
 
-    monkeypatch.setattr(plan.subprocess, "Popen", refuse)
+
+def test_results_that_are_there_are_not_trained_again(tmp_path, no_workers):
     plan.path_of(tmp_path, Setup()).write_text(json.dumps({"known": 1}))
     assert plan.run_all([Setup(), Setup()], tmp_path, tmp_path, lambda text: None) == {Setup(): {"known": 1}}
+    with pytest.raises(AttributeError):  # the fixture does what it says
+        plan.run_all([Setup(seed=2)], tmp_path, tmp_path, lambda text: None)
 
 
 def test_only_what_stands_between_the_markers_is_replaced():
@@ -210,3 +214,27 @@ def test_only_what_stands_between_the_markers_is_replaced():
     assert filled(text, {"grid": "new \\1"}) == text.replace("old", "new \\1")
     with pytest.raises(ValueError, match="0 times"):
         filled("no marker", {"grid": "new"})
+
+
+def test_the_command_writes_tables_numbers_and_plot_from_known_results_alone(tmp_path, no_workers):
+    runs, docs = tmp_path / "runs", tmp_path / "docs"
+    runs.mkdir()
+    docs.mkdir()
+    page = (Path(__file__).resolve().parents[1] / "docs/story.md").read_text()
+    (docs / "story.md").write_text(page)
+    lost = Setup(optimizer="sgd", rate=1e-3)
+    for setup in [*plan.grid(), *plan.table_of(Setup()), *plan.table_of(lost)]:
+        bad = replace(setup, seed=1) == lost
+        result = made([9, 8, 7, math.nan], False, 4) if bad else made([9, 8, 6, 5, 4, 3])
+        result["curves"]["norm"] = result["curves"]["loss"]
+        figures = {"top1": 0.5, "mean_iou": 0.25, "idle": 3, "steps": 12, "box_idle": 6, "box_steps": 12, "seconds": 1.0}
+        plan.path_of(runs, setup).write_text(json.dumps(vars(setup) | result | figures))
+    tell(tmp_path, runs, docs, lambda text: None)
+    text = (docs / "story.md").read_text()
+    assert "both, no protection | 0 of 3 | 4, 4, 4 | 0.500 (0.500 to 0.500) | 0.250" in text and "| 25 % | 50 % |" in text
+    assert text.count("NaN at step 4") == 1 and "SGD, learning rate 0.001, float32" in text
+    assert text.count("\n## ") == page.count("\n## ")  # the prose stands as it was
+    numbers = json.loads((docs / "story.json").read_text())
+    assert len(numbers["runs"]) == len({*plan.grid(), *plan.table_of(Setup()), *plan.table_of(lost)})
+    assert numbers["runs"][0]["epoch_loss"] == [8.5, 5.5, 3.5]
+    assert (docs / "story.png").read_bytes().startswith(b"\x89PNG")

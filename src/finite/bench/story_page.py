@@ -102,8 +102,8 @@ def remedy_table(base: Setup, found: dict[Setup, Result]) -> str:
         bad = ", ".join(str(r["first_bad"] or "-") for r in runs) if any(r["first_bad"] for r in runs) else "never"
         grown = sum(r["survived"] and plan.diverged(r) for r in runs)
         lived = f"{sum(r['survived'] for r in runs)} of {len(runs)}" + (f" ({grown} diverged)" if grown else "")
-        idle = [share(r["idle"], r["steps"]) for r in runs]
-        box = [share(r["box_idle"], r["box_steps"]) for r in runs if r["box_steps"]]
+        idle = [r["idle"] / r["steps"] for r in runs]
+        box = [r["box_idle"] / r["box_steps"] for r in runs if r["box_steps"]]
         lines.append(f"| {remedy.title} | {lived} | {bad} | {spread(runs, 'top1') if remedy.weights[0] else ''} | "
                      f"{spread(runs, 'mean_iou') if remedy.weights[1] else ''} | {percent(idle)} | {percent(box)} |")
     return "\n".join(lines)
@@ -113,10 +113,6 @@ def spread(runs: Sequence[Result], figure: str) -> str:
     """Mean over the seeds, with the smallest and the largest."""
     values = [r[figure] for r in runs]
     return f"{np.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def share(part: int, whole: int) -> float:
-    return part / whole
 
 
 def percent(shares: Sequence[float]) -> str:
@@ -143,7 +139,7 @@ def picture(base: Setup, found: dict[Setup, Result]) -> bytes:
             draw(panel, run, curve, "tab:blue" if run["survived"] else "tab:red", "with the remedy")
             panel.set_yscale("log")
             panel.grid(alpha=0.25, linewidth=0.5)
-            panel.tick_params(labelsize=7)
+            panel.tick_params(which="both", labelsize=7)
             if row == 0:
                 panel.set_title(REMEDIES[name].title, fontsize=9)
             if place % columns == 0:

@@ -150,7 +150,8 @@ def outcome(result: Result) -> str:
     if not diverged(result):
         return "falls" if epoch_means(result)[-1] < float(result["curves"]["loss"][0]) else "ends above its start"
     end = f"NaN at step {result['first_bad']}" if result["first_bad"] else "grew for good"
-    return f"fell {fallen(result)} epochs, {end}" if fallen(result) else end
+    epochs = fallen(result)
+    return f"fell {epochs} epoch{'s' if epochs > 1 else ''}, {end}" if epochs else end
 
 
 def sentence(result: Result) -> str:

@@ -100,7 +100,8 @@ class Bench:
 
     def __init__(self, root: Path, folder: Path, images: int = IMAGES):
         self.root, self.folder = root, folder
-        config = config_of(Setup(), root)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = config_of(Setup(), root).model_copy(update={"runs": folder})  # the audit of the data is remembered there
         use_device(config)
         task = DetectionTask(config)
         with tempfile.TemporaryDirectory() as data:
