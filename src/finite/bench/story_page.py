@@ -74,10 +74,10 @@ def grid_table(grid: dict[Setup, Result]) -> str:
     """One line per optimizer and precision, one column per rate (each optimizer has rates of its own)."""
     lines = []
     for optimizer, rates in plan.RATES.items():
-        lines += ["", f"| {NAMES[optimizer]} | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "|---" * (len(rates) + 1) + "|"]
+        lines += ["", row(NAMES[optimizer], *(f"{rate:g}" for rate in rates)), "|---" * (len(rates) + 1) + "|"]
         for precision in plan.PRECISIONS:
-            cells = [plan.outcome(grid[Setup(optimizer=optimizer, rate=rate, precision=precision)]) for rate in rates]
-            lines.append(f"| {precision} | " + " | ".join(cells) + " |")
+            setups = [Setup(optimizer=optimizer, rate=rate, precision=precision) for rate in rates]
+            lines.append(row(precision, *(plan.outcome(grid[setup]) for setup in setups)))
     return "\n".join(lines[1:])
 
 
@@ -94,9 +94,14 @@ def found_sentence(again: dict[Setup, Result], hardest: Setup) -> str:
     return "\n".join(lines)
 
 
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def remedy_table(base: Setup, found: dict[Setup, Result]) -> str:
-    lines = ["| remedy | survived | first step not finite | top-1 | mean IoU | steps that taught nothing | ... the box head |",
-             "|---|---|---|---|---|---|---|"]
+    """A line for each remedy, its seeds together."""
+    lines = [row("remedy", "survived", "first step not finite", "top-1", "mean IoU", "steps that taught nothing",
+                 "... the box head"), "|---|---|---|---|---|---|---|"]
     for name, remedy in REMEDIES.items():
         runs = [found[replace(base, remedy=name, seed=seed)] for seed in plan.SEEDS]
         bad = ", ".join(str(r["first_bad"] or "-") for r in runs) if any(r["first_bad"] for r in runs) else "never"
@@ -104,8 +109,9 @@ def remedy_table(base: Setup, found: dict[Setup, Result]) -> str:
         lived = f"{sum(r['survived'] for r in runs)} of {len(runs)}" + (f" ({grown} diverged)" if grown else "")
         idle = [r["idle"] / r["steps"] for r in runs]
         box = [r["box_idle"] / r["box_steps"] for r in runs if r["box_steps"]]
-        lines.append(f"| {remedy.title} | {lived} | {bad} | {spread(runs, 'top1') if remedy.weights[0] else ''} | "
-                     f"{spread(runs, 'mean_iou') if remedy.weights[1] else ''} | {percent(idle)} | {percent(box)} |")
+        top1 = spread(runs, "top1") if remedy.weights[0] else ""
+        overlap = spread(runs, "mean_iou") if remedy.weights[1] else ""
+        lines.append(row(remedy.title, lived, bad, top1, overlap, percent(idle), percent(box)))
     return "\n".join(lines)
 
 
@@ -137,7 +143,7 @@ def picture(base: Setup, found: dict[Setup, Result]) -> bytes:
             panel = axes[2 * (place // columns) + row, place % columns]
             draw(panel, plain, curve, "0.65", "unprotected")
             draw(panel, run, curve, "tab:blue" if run["survived"] else "tab:red", "with the remedy")
-            panel.set_yscale("log")
+            panel.set(xscale="log", yscale="log")  # what is lost is often lost in the first steps
             panel.grid(alpha=0.25, linewidth=0.5)
             panel.tick_params(which="both", labelsize=7)
             if row == 0:
@@ -147,8 +153,8 @@ def picture(base: Setup, found: dict[Setup, Result]) -> bytes:
             if row == 1 and place >= columns:
                 panel.set_xlabel("step", fontsize=8)
     axes[0, 0].legend(fontsize=7)
-    figure.suptitle(f"{setting(base)}, seed {base.seed}. A cross: lost (weights not finite). Z-scored targets have another "
-                    "scale of loss.", fontsize=10)
+    figure.suptitle(f"{setting(base)}, seed {base.seed}. A cross: lost (weights not finite). A gradient of exactly 0 is "
+                    "not drawn. Z-scored targets have another scale of loss.", fontsize=10)
     data = io.BytesIO()
     figure.savefig(data, format="png")
     return data.getvalue()
