@@ -234,6 +234,7 @@ def test_the_command_writes_tables_numbers_and_plot_from_known_results_alone(tmp
     text = (docs / "story.md").read_text()
     assert "both, no protection | 0 of 3 | 4, 4, 4 | 0.500 (0.500 to 0.500) | 0.250" in text and "| 25 % | 50 % |" in text
     assert text.count("NaN at step 4") == 1 and "SGD, learning rate 0.001, float32" in text
+    assert "each term's value cut off at 10: top-1 +0.000, mean IoU +0.000 against \"all: Finite's guarded" in text
     assert text.count("\n## ") == page.count("\n## ")  # the prose stands as it was
     numbers = json.loads((docs / "story.json").read_text())
     assert len(numbers["runs"]) == len({*plan.grid(), *plan.table_of(Setup()), *plan.table_of(lost)})

@@ -34,6 +34,7 @@ def tell(root: Path, folder: Path, docs: Path, say: Callable[[str], None]) -> No
         "found": found_sentence(again, hardest),
         "article": remedy_table(article, found),
         "hardest": f"{setting(hardest)[:1].upper()}{setting(hardest)[1:]}:\n\n" + remedy_table(hardest, found),
+        "costs": "\n".join(costs(setup, found) for setup in dict.fromkeys((article, hardest))),
         "machine": f"Machine: {machine['cpu']['model']}, one core a run, Python {machine['python']}, MindSpore "
                    f"{machine['packages']['mindspore']}; {sum(r['seconds'] for r in found.values()) / 60:.0f} core minutes "
                    f"for {len(found)} runs of {IMAGES:,} images, {EPOCHS} epochs, batch {BATCH}, width {WIDTH}.",
@@ -112,6 +113,22 @@ def remedy_table(base: Setup, found: dict[Setup, Result]) -> str:
         top1 = spread(runs, "top1") if remedy.weights[0] else ""
         overlap = spread(runs, "mean_iou") if remedy.weights[1] else ""
         lines.append(row(remedy.title, lived, bad, top1, overlap, percent(idle), percent(box)))
+    return "\n".join(lines)
+
+
+def costs(base: Setup, found: dict[Setup, Result]) -> str:
+    """What each way of hiding a bad loss costs on a setup, in means over the seeds."""
+    def mean(remedy: str, figure: str) -> float:
+        return float(np.mean([found[replace(base, remedy=remedy, seed=seed)][figure] for seed in plan.SEEDS]))
+
+    against = "both" if all(found[replace(base, seed=seed)]["survived"] for seed in plan.SEEDS) else "all"
+    lines = []
+    for remedy in ("hard", "hard sum", "constant"):
+        top1, overlap = (mean(remedy, figure) - mean(against, figure) for figure in ("top1", "mean_iou"))
+        idle, box = mean(remedy, "idle") / mean(remedy, "steps"), mean(remedy, "box_idle") / mean(remedy, "box_steps")
+        lines.append(f"- {setting(base)}, {REMEDIES[remedy].title}: top-1 {top1:+.3f}, mean IoU {overlap:+.3f} against "
+                     f"\"{REMEDIES[against].title}\"; {percent([idle])} of the steps taught nothing, {percent([box])} "
+                     "nothing to the box head")
     return "\n".join(lines)
 
 
