@@ -33,7 +33,7 @@ help:
 	@echo 'make test-all  the slow tests too'
 	@echo 'make bench     measure speed against the aims'
 	@echo 'make drill     put faults into short trainings and show what came of each'
-	@echo 'make story     train the published recipe with each remedy alone, write docs/story.* (half an hour on two quiet cores)'
+	@echo 'make story     train the published recipe with each remedy alone, write docs/story.* (at most half an hour on two quiet cores)'
 	@echo 'make clean     remove .venv, the built-in data and caches; never runs/'
 	@echo 'Options for the program: make train ARGS="--seed 2 --set training.batch_size=16"'
 
