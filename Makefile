@@ -1,7 +1,7 @@
 # Set-up and the everyday commands. `make` alone lists them; ARGS="..." is passed on to the program.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train dashboard test test-all bench drill clean
+.PHONY: help setup train dashboard test test-all bench drill story clean
 .DELETE_ON_ERROR:
 
 PYTHON := .venv/bin/python
@@ -34,6 +34,7 @@ help:
 	@echo 'make test-all  the slow tests too'
 	@echo 'make bench     measure speed against the aims'
 	@echo 'make drill     put faults into short trainings and show what came of each'
+	@echo 'make story     train the published recipe with each remedy alone, write docs/story.* (half an hour)'
 	@echo 'make clean     remove .venv and .venv-mindinsight, the built-in data and caches; never runs/'
 	@echo 'Options for the program: make train ARGS="--seed 2 --set training.batch_size=16"'
 
@@ -56,6 +57,9 @@ bench: $(PROJECT) $(SHAPES)
 
 drill: $(PROJECT)
 	@$(PYTHON) tools/fault_drill.py $(ARGS)
+
+story: $(PROJECT) $(SHAPES)
+	@$(PYTHON) tools/published_story.py $(ARGS)
 
 # Written last, so an install that was cut short starts over, in an empty environment.
 $(PACKAGES): requirements.lock

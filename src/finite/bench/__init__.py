@@ -1,1 +1,1 @@
-"""What `make bench` measures. Nothing else in the program imports this."""
+"""What `make bench` measures and `make story` trains. Nothing else in the program imports this."""
