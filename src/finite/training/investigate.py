@@ -19,7 +19,7 @@ from finite.config import Config, Stage
 from finite.data.pipeline import Batch
 from finite.guard import incident
 from finite.guard import verdict as v
-from finite.guard.diagnose import UNKNOWN, Evidence, Finding, diagnose
+from finite.guard.diagnose import UNKNOWN, Evidence, Finding, bad_gradients, diagnose
 from finite.guard.incident import Attachments, Incident
 from finite.guard.layers import LayerRow, Replay, replay
 from finite.guard.report import Limits, StepReport
@@ -135,13 +135,13 @@ class Investigator:
         run = self.loop.run
         tensors = collect(run.network, None)
         eager = self.eager(tensors)
-        e = replace(e, here=eager.replay(batch, scale))
         kind = e.verdict.kind
         active = [i for i, weight in enumerate(eager.weights) if weight != 0.0]
-        if kind == v.BAD_GRADIENT and len(active) == 1:
-            e = replace(e, by_term={run.task.terms[active[0]]: e.here})
-        elif kind == v.BAD_GRADIENT and not search.spent():
-            e = replace(e, by_term={run.task.terms[i]: eager.replay(batch, scale, i) for i in active})
+        if kind == v.BAD_GRADIENT:  # each term alone shows all that the sum of them would
+            by_term = {run.task.terms[i]: eager.replay(batch, scale, i) for i in active}
+            e = replace(e, by_term=by_term, here=next((one for one in by_term.values() if bad_gradients(one)), [*by_term.values()][0]))
+        else:
+            e = replace(e, here=eager.replay(batch, scale))
         if kind in (v.BAD_ACTIVATION, v.BAD_STATISTICS, v.SPIKE) and not search.spent():
             rows = e.isolation.rows if e.isolation else ()
             if rows and search.donor is not None:
