@@ -74,7 +74,7 @@ def make_run(path: Path, config: Config, tensors: dict[str, np.ndarray] | None =
     state = {
         "config": config.model_dump(mode="json"), "task": {"classes": list(CLASSES)}, "step": 12,
         "position": {"stage": 3, "epoch": 0, "step_in_epoch": 0, "step": 12, "data_epoch": 3}, "sums": {}, "scale": {},
-        "guard": {"counts": {"healthy": 10, "overflow": 1, "refused": 2, "rerun": 1}, "rewinds": 0,
+        "guard": {"counts": {"healthy": 10, "overflow": 1, "refused": 2, "rerun": 1}, "rewinds": 0, "bad_in_row": 0,
                   "quarantine": {"3": "input not finite"}},
         "history": 0, "best": {"score": 0.5, "terms": ["box", "class"], "step": 12, "stage": "joint", "epoch": 1},
         "seconds": 1.5, "trained_terms": ["box", "class"], "done": True, "overfit": None, "versions": {},

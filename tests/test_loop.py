@@ -324,6 +324,7 @@ def test_loop_that_was_stopped_goes_on_at_the_very_step(at, compiled, clean, tmp
     loop.run.position, loop.run.sums = position, EpochSums(**sums)
     assign(loop.run.network.get_parameters(), tensors)
     assign(loop.optimizer.state(), tensors, OPTIMIZER)
+    loop.run.snapshot = None  # nothing was verified in this process yet
     loop.keep()
     run = train(loop)
     assert_same(run.state, clean.state)
