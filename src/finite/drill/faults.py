@@ -173,7 +173,7 @@ FAULTS: dict[str, Make] = {
     "weight_1e20_classifier": weight(("classifier.dense.weight",), 1e20),
     "weight_1e20_box_head": weight(("box_head.box.weight",), 1e20),
     "variance_nan": weight(("backbone.stages.1.norm1.moving_variance", "backbone.stages.3.norm2.moving_variance"), NAN),
-    "variance_zero": weight(("backbone.stages.3.norm2.moving_variance", "backbone.stages.2.norm2.moving_variance"), 0.0, True, late=6,
+    "variance_zero": weight(("backbone.stages.3.norm2.moving_variance", "backbone.stages.2.norm2.moving_variance"), 0.0, True, late=2,
                             changes={STAGE + "freeze": ["backbone.*", "classifier.*"], STAGE + "weights": {"class": 0.0, "box": 1.0}},
                             variant="frozen"),
     "gamma_nan": weight(("backbone.stages.2.norm2.gamma", "box_head.norm.gamma"), NAN),
