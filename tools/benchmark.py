@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from finite import config as settings  # noqa: E402
 from finite.bench.rows import ROWS, sentences  # noqa: E402
-from finite.errors import UserError  # noqa: E402
+from finite.errors import exit_code  # noqa: E402
 from finite.monitor.console import Console  # noqa: E402
 from finite.run import environment, write_json  # noqa: E402
 from finite.training.state import use_device  # noqa: E402
@@ -26,23 +26,19 @@ def main() -> int:
     options = parser.parse_args()
     console = Console()
     config = settings.load(Path(__file__).resolve().parents[1] / "config.yaml")
-    try:
-        use_device(config)
-        machine = environment()
-        console.line(f"{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores, "
-                     f"MindSpore {machine['packages']['mindspore']}, Python {machine['python']}")
-        found = {}
-        for name in options.only:
-            found[name] = ROWS[name](config)
-            for what, figures in sentences(name, found[name]):
-                console.line(f"{what:58} {figures}")
-        if options.json is not None:
-            write_json(options.json, {"machine": machine, **found})
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
+    use_device(config)
+    machine = environment()
+    console.line(f"{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores, "
+                 f"MindSpore {machine['packages']['mindspore']}, Python {machine['python']}")
+    found = {}
+    for name in options.only:
+        found[name] = ROWS[name](config)
+        for what, figures in sentences(name, found[name]):
+            console.line(f"{what:58} {figures}")
+    if options.json is not None:
+        write_json(options.json, {"machine": machine, **found})
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

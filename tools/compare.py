@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from finite.bench.compare import line, table, trainings  # noqa: E402
-from finite.errors import UserError  # noqa: E402
+from finite.errors import exit_code  # noqa: E402
 from finite.run import environment  # noqa: E402
 
 
@@ -23,19 +23,15 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the runs go (default: runs)")
     options = parser.parse_args()
     rows = []
-    try:
-        for row in trainings(options.configs, options.seeds, options.set, options.runs):
-            rows.append(row)
-            print(line(row), flush=True)
-        machine = environment()
-        print(f"\n{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores, MindSpore {machine['packages']['mindspore']}; "
-              f"{rows[0]['images']} test images\n")
-        print("\n".join(table(rows)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
+    for row in trainings(options.configs, options.seeds, options.set, options.runs):
+        rows.append(row)
+        print(line(row), flush=True)
+    machine = environment()
+    print(f"\n{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores, MindSpore {machine['packages']['mindspore']}; "
+          f"{rows[0]['images']} test images\n")
+    print("\n".join(table(rows)))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

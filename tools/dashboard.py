@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from finite.errors import UserError  # noqa: E402 - found on the path set above
+from finite.errors import exit_code  # noqa: E402 - found on the path set above
 from finite.monitor.dashboard import serve  # noqa: E402
 
 
@@ -28,12 +28,9 @@ def main() -> int:
     try:
         serve(ROOT, options.runs, options.port, options.background, options.stop)
         return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
     except KeyboardInterrupt:
         return 0  # before the server was up; it was ended already
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from finite.errors import UserError  # noqa: E402 - found on the path set above
+from finite.errors import exit_code  # noqa: E402 - found on the path set above
 from finite.run import RunFolder  # noqa: E402
 
 
@@ -19,17 +19,13 @@ def main() -> int:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: RUN/tensorboard)")
     options = parser.parse_args()
-    try:
-        run = RunFolder.open(options.run)
-        from finite.monitor.tensorboard import export  # loads MindSpore
+    run = RunFolder.open(options.run)
+    from finite.monitor.tensorboard import export  # loads MindSpore
 
-        path, counts = export(run, options.out)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
+    path, counts = export(run, options.out)
     print(f"{path}: {', '.join(f'{number} {kind}' for kind, number in counts.items())}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import finite  # noqa: E402, F401  (first: it sets what must be set before MindSpore is imported)
 from finite.drill import command  # noqa: E402
-from finite.errors import UserError  # noqa: E402
+from finite.errors import exit_code  # noqa: E402
 
 
 def main() -> int:
@@ -28,12 +28,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures into this file")
     parser.add_argument("--list", action="store_true", help="name the faults and controls")
     options = parser.parse_args()
-    try:
-        return command.run(ROOT / "tests" / "drill" / "faults.yaml", options.only, options.seeds, options.jobs, options.json, options.list)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    return command.run(ROOT / "tests" / "drill" / "faults.yaml", options.only, options.seeds, options.jobs, options.json, options.list)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from finite.bench.story_page import tell  # noqa: E402
-from finite.errors import UserError  # noqa: E402
+from finite.errors import exit_code  # noqa: E402
 from finite.monitor.console import Console  # noqa: E402
 
 
@@ -26,9 +26,6 @@ def main() -> int:
     options = parser.parse_args()
     try:
         tell(options.data, options.runs, options.docs, Console().line)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UserError.exit_code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on with the runs that are missing", file=sys.stderr)
         return 130
@@ -36,4 +33,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

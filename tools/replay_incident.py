@@ -9,7 +9,7 @@ from pathlib import Path
 import sys
 
 import finite  # noqa: F401  (first: it sets what must be set before MindSpore is imported)
-from finite.errors import UserError
+from finite.errors import exit_code
 from finite.monitor.console import Console
 
 
@@ -19,15 +19,11 @@ def main() -> int:
     parser.add_argument("--layers", action="store_true", help="print the table of all layers")
     options = parser.parse_args()
     console = Console(plain=True)
-    try:
-        from finite.training.replay import tell
+    from finite.training.replay import tell
 
-        tell(options.incident, options.layers, console)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    tell(options.incident, options.layers, console)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -32,7 +32,7 @@ class Evidence:
     serves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # target field -> the terms that use it
     half: bool = False
     state: Sequence[tuple[str, str]] = ()  # (tensor, what is wrong with it): not finite, or overwritten
-    rates: Sequence[tuple[int, float]] = ()  # (step, learning rate) of the last steps, this one last
+    rates: Sequence[tuple[int, float]] = ()  # (step, learning rate) of the last healthy steps, then of this one
     norms: Sequence[float] = ()  # gradient norms of the last healthy steps
     same_input: bool = False  # every row of the batch holds the same input
     isolation: Isolation | None = None

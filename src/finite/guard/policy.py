@@ -24,7 +24,7 @@ BLAMES = 2
 COUNTS = ("healthy", "overflow", "refused", "rerun", "incidents")
 #: Healthy steps over which a key point's largest magnitude is remembered.
 POINT_WINDOW = 50
-#: Steps whose learning rate is remembered: a rate that was absurd once explains what comes after it.
+#: Healthy steps whose learning rate is remembered: what is usual.
 RATE_WINDOW = 50
 
 
@@ -42,7 +42,7 @@ class Guard:
     blames: dict[int, int] = field(default_factory=dict)
     norms: deque = field(default_factory=deque)
     points: deque = field(default_factory=lambda: deque(maxlen=POINT_WINDOW))  # largest magnitudes, a list per step
-    rates: deque = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))  # (step, learning rate)
+    rates: deque = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))  # (step, learning rate) of healthy steps
     streak: tuple[str, str] | None = None  # while bad steps follow each other: verdict and incident of the first
     quarantined_at: dict[int, int] = field(default_factory=dict)  # sample number -> step
 

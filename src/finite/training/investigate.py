@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mindspore import Tensor
-from PIL import Image
 
 from finite.config import Config, Stage
 from finite.data.pipeline import Batch
@@ -23,7 +21,9 @@ from finite.guard.diagnose import UNKNOWN, Evidence, Finding, bad_gradients, dia
 from finite.guard.incident import Attachments, Incident
 from finite.guard.layers import LayerRow, Replay, replay
 from finite.guard.report import Limits, StepReport
+from finite.pictures import png
 from finite.tasks.base import Source, Task
+from finite.tasks.detection.draw import sheet
 from finite.training.making import make_network, make_step
 from finite.training.optimizers import reach
 from finite.training.stages import constants_of
@@ -118,7 +118,7 @@ class Investigator:
         again = streak is not None and streak[0] == verdict.kind and case.attempt == 1 and not verdict.rows
         fields = run.source.fields
         evidence = Evidence(verdict, {f.name: f.role for f in fields}, {f.name: f.terms for f in fields}, run.scale.half,
-                            case.state, tuple(run.guard.rates), tuple(run.guard.norms), verdict.copies)
+                            case.state, (*run.guard.rates, (case.step(run.position.step), case.rate)), tuple(run.guard.norms), verdict.copies)
         if run.config.guard.diagnose and not case.state and not again and case.batch is not None and case.report is not None:
             search = Search(self.loop, case.batch, case.report.scale, case.limits)
             if verdict.kind in SEARCHED:
@@ -158,7 +158,7 @@ class Investigator:
         return EagerStep(run.config, run.task, run.source.fields, self.loop.stage, tensors,
                          precision or run.config.training.precision)
 
-    def moved(self) -> list[tuple[str, str]]:
+    def moved(self, tensors: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
         """Trained tensors that moved farther since the last verified state than the optimizer could take them, the worst
         first: what else changed them (faulty memory, a bug) has nothing to do with training."""
         run = self.loop.run
@@ -170,7 +170,7 @@ class Investigator:
             old = run.snapshot["tensors"][p.name]
             way = self.travel * (reach(config, run.config.training.clip_norm) + config.weight_decay * float(np.max(np.abs(old), initial=0.0)))
             with np.errstate(invalid="ignore", over="ignore"):
-                far = float(np.max(np.abs(p.asnumpy().astype(np.float64) - old), initial=0.0)) / (way + 1e-9)
+                far = float(np.max(np.abs(tensors[p.name].astype(np.float64) - old), initial=0.0)) / (way + 1e-9)
             if far >= SUSPECT:
                 out.append((far, p.name))
         return [(name, f"was overwritten: it moved {far:.3g} times as far as the optimizer could have taken it since the last "
@@ -194,7 +194,6 @@ class Investigator:
         told = Incident(step, self.loop.stage.name, case.verdict.kind, tuple(finding.terms or case.verdict.terms), samples,
                         finding.layer, finding.direction, finding.cause, action, self.numbers(case, finding))
         name = incident.name_of(step, case.attempt)
-        tensors = collect(run.network, self.loop.optimizer)
         batch = None if case.batch is None else {**case.batch.arrays, "use": case.batch.use, "indices": case.batch.indices}
         report = None if case.report is None else np.concatenate([case.report.blocks[n].reshape(-1) for n, _ in case.report.layout.blocks()])
         ids = [] if case.batch is None else [run.source.ids[int(i)] for i in case.batch.indices]
@@ -206,7 +205,7 @@ class Investigator:
             "point_limit": None if case.limits.points is None else list(case.limits.points), "ids": ids, "origins": origins,
             "fields": [asdict(f) | {"dtype": np.dtype(f.dtype).name} for f in run.source.fields],
         }
-        attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
+        attached = Attachments(batch, self.loop.tensors(), settings, report, self.picture(case.batch, rows))
         if finding.cause.startswith("as in "):
             attached = Attachments()  # the first of a streak holds what a replay needs
         rules = run.config.guard.incidents
@@ -248,18 +247,7 @@ class Investigator:
         run, few = self.loop.run, list(rows)[:DRAWN]
         pictures = run.task.show(None, {name: a[few] for name, a in batch.arrays.items()},
                                  [run.source.ids[int(batch.indices[row])] for row in few])
-        return side_by_side(pictures)
-
-
-def side_by_side(pictures: Sequence[Image.Image]) -> bytes:
-    sheet = Image.new("RGB", (sum(p.width + 4 for p in pictures), max(p.height for p in pictures)), (28, 28, 32))
-    x = 0
-    for p in pictures:
-        sheet.paste(p, (x, 0))
-        x += p.width + 4
-    buffer = io.BytesIO()
-    sheet.save(buffer, "PNG")
-    return buffer.getvalue()
+        return png(sheet(pictures, DRAWN))
 
 
 def layer_lines(table: Replay | None, layer: str | None, around: int = 3) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import nn
 
 from finite.config import Config, Stage
-from finite.data.pipeline import Batch, Loader, check, copies
+from finite.data.pipeline import Batch, Loader
 from finite.errors import GuardStop
 from finite.guard import verdict as v
 from finite.guard.diagnose import Finding, rate_fault
@@ -28,6 +28,7 @@ from finite.training.investigate import Case, Investigator
 from finite.training.making import make_step
 from finite.training.recording import Recorder
 from finite.training.scaling import LossScale
+from finite.training.screen import screened
 from finite.training.stages import learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
 from finite.training.step import DRY
@@ -151,7 +152,7 @@ class StageLoop:
         run = self.run
         if verdict.kind in (v.HEALTHY, v.OVERFLOW, v.EMPTY):
             return [], verdict  # an overflow is expected business; both stand in their step's line
-        self.faults = self.state_faults()
+        self.faults = self.state_faults(self.tensors())
         if self.faults:
             verdict = v.Verdict(v.BAD_STATE, names=tuple(name for name, _ in self.faults),
                                 sentence=f"{self.faults[0][0]} {self.faults[0][1]}")
@@ -197,28 +198,15 @@ class StageLoop:
         to blame: then the report is that of scale 1.
         """
         run = self.run
-        run.guard.rates.append((run.position.step + 1, rate))
-        absurd = rate_fault(run.guard.rates)
-        if absurd and absurd[1].get("step_of_rate", run.position.step + 1) == run.position.step + 1:
+        step, fields = run.position.step + 1, run.source.fields
+        absurd = rate_fault((*run.guard.rates, (step, rate)))
+        if absurd and absurd[1]["step_of_rate"] == step:
             return None, v.Verdict(v.BAD_STATE, names=("learning_rate",), sentence=absurd[0])
         if not batch.use.any():
             return None, v.Verdict(v.EMPTY, sentence="every sample of the batch is in quarantine")
-        fields = run.source.fields
-        if batch.unreadable:
-            rows = tuple(sorted(batch.unreadable))
-            names = tuple(f.name for f in fields if f.role == "input")
-            return None, v.Verdict(v.BAD_INPUT, rows, (), names, batch.unreadable[rows[0]], batch.unreadable)
-        problems = check(batch, fields)
-        if problems and problems[0][0] < 0:
-            raise ValueError(f"batch field {problems[0][1]}: {problems[0][2]}")  # not data: a source broke its word
-        if problems:
-            rows = tuple(sorted({row for row, _, _ in problems}))
-            names = tuple(dict.fromkeys(name for _, name, _ in problems))
-            reasons = {row: f"{name}: {reason}" for row, name, reason in reversed(problems)}  # the first of each row
-            return None, v.Verdict(v.BAD_INPUT, rows, (), names, reasons[rows[0]], reasons)
-        if copies(batch, fields):
-            names = tuple(f.name for f in fields if f.role == "input")
-            return None, v.Verdict(v.BAD_INPUT, (), (), names, "every row of the batch holds the same input", copies=True)
+        refused = screened(batch, fields)
+        if refused is not None:
+            return None, refused
         limits = run.guard.limits()
         report = self.step.run(run.position.step, batch, rate, run.scale.value, limits, fields)
         verdict = v.judge(report, run.scale.half)
@@ -250,6 +238,7 @@ class StageLoop:
         if verdict.kind == v.HEALTHY:
             assert report is not None
             run.guard.healthy(report.norm, self.steps_per_epoch, report.blocks["point_largest"])
+            run.guard.rates.append((position.step + 1, rate))
             self.investigator.healthy(rate)
             run.scale.update(overflow=False)
             run.sums.add(terms, dict(zip(report.layout.terms, map(float, report.blocks["weight_sum"]))))
@@ -271,7 +260,7 @@ class StageLoop:
         """What the policy says after a step: nothing, back to the last verified state, or the end of the run."""
         run, guard = self.run, self.run.guard
         if not self.faults and run.position.step % run.config.guard.check_every == 0:
-            self.faults = self.state_faults()
+            self.faults = self.state_faults(self.tensors())
             if self.faults:
                 self.between_steps()
         if self.faults or guard.must_rewind():
@@ -312,25 +301,30 @@ class StageLoop:
 
     def keep(self) -> None:
         """Verify the state and keep it as the one to go back to; a bad one is rewound first."""
-        self.faults = self.state_faults()
+        tensors = self.tensors()
+        self.faults = self.state_faults(tensors)
         if self.faults:
             self.between_steps()
             self.rewind()
+            tensors = self.tensors()
         self.investigator.verified()
-        self.run.snapshot = {"tensors": collect(self.run.network, self.optimizer), "scale": self.run.scale.state(),
+        self.run.snapshot = {"tensors": tensors, "scale": self.run.scale.state(),
                              "step": self.run.position.step}
 
-    def state_faults(self) -> list[tuple[str, str]]:
-        """Tensors (weights, statistics, moments) at fault, each with what is wrong: it holds a number that is not finite, or
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Copies of all that a step may change: weights, statistics, the optimizer's own."""
+        return collect(self.run.network, self.optimizer)
+
+    def state_faults(self, tensors: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
+        """Those of `tensors` that are at fault, each with what is wrong: it holds a number that is not finite, or
         it changed since the last verified state although this stage trains it not, or farther than training could."""
-        tensors = collect(self.run.network, self.optimizer)
         faults = [(name, "is not finite") for name in not_finite(tensors)]
         if self.run.snapshot is not None:
             old = self.run.snapshot["tensors"]
             bad = {name for name, _ in faults}
             faults += [(name, "was overwritten: it changed although this stage does not train it") for name in self.still
                        if name in old and name not in bad and not np.array_equal(tensors[name], old[name])]
-            faults += [(name, what) for name, what in self.investigator.moved() if name not in bad]
+            faults += [(name, what) for name, what in self.investigator.moved(tensors) if name not in bad]
         return faults
 
     def tell(self, case: Case, finding: Finding, action: str) -> None:

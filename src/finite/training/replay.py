@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from finite.config import Config, Stage
-from finite.data.pipeline import Batch, check
+from finite.data.pipeline import Batch
 from finite.errors import UserError
 from finite.guard import incident
 from finite.guard import verdict as v
@@ -18,12 +18,15 @@ from finite.guard.layers import Replay
 from finite.guard.report import Limits, StepReport
 from finite.monitor.console import Console
 from finite.run import write_bytes
+from finite.pictures import png
 from finite.tasks import TASKS
 from finite.tasks.base import Field, Task
+from finite.tasks.detection.draw import sheet
 from finite.training.checkpoint import OPTIMIZER, not_finite
-from finite.training.investigate import EagerStep, gradient_text, side_by_side
+from finite.training.investigate import DRAWN, EagerStep, gradient_text
 from finite.training.making import make_network, make_step
 from finite.training.stages import constants_of
+from finite.training.screen import screened
 from finite.training.search import repeated, substitute
 from finite.training.state import assign, use_device, with_precision
 from finite.training.step import DRY
@@ -105,12 +108,9 @@ def replay(attached: Attachments, told: Incident) -> tuple[Restored, Replayed]:
     if attached.tensors is None or attached.batch is None:
         raise UserError("the incident holds no batch or no state (incident.md says what was left out), so it can't be run again")
     restored = Restored(attached)
-    problems = check(restored.batch, restored.fields)
-    if problems:  # never hand it to the graph: a label out of range would break it
-        rows = tuple(sorted({row for row, _, _ in problems}))
-        names = tuple(dict.fromkeys(name for _, name, _ in problems))
-        _, name, reason = problems[0]
-        return restored, Replayed(None, v.Verdict(v.BAD_INPUT, rows, (), names, f"{name}: {reason}"), None, None, {})
+    refused = screened(restored.batch, restored.fields)
+    if refused is not None:
+        return restored, Replayed(None, refused, None, None, {})
     report, verdict = restored.attempt(restored.batch, restored.rate)
     vector = np.concatenate([report.blocks[n].reshape(-1) for n, _ in report.layout.blocks()])
     same = None if attached.report is None else vector.tobytes() == attached.report.astype(np.float32).tobytes()
@@ -141,9 +141,9 @@ def tell(folder: Path, layers: bool, console: Console) -> None:
     picture = folder / incident.PICTURE
     if not picture.exists() and told.samples:
         ids = list(attached.settings["ids"])
-        rows = [ids.index(s["id"]) for s in told.samples[:4] if s["id"] in ids]
+        rows = [ids.index(s["id"]) for s in told.samples[:DRAWN] if s["id"] in ids]
         shown = restored.task.show(None, {n: a[rows] for n, a in restored.batch.arrays.items()}, [ids[row] for row in rows])
-        write_bytes(picture, side_by_side(shown))
+        write_bytes(picture, png(sheet(shown, DRAWN)))
     if picture.exists():
         console.line(f"the named samples with their targets: {picture}")
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finite.data.pipeline import Batch, check, copies
+from finite.data.pipeline import Batch
 from finite.guard import verdict as v
 from finite.guard.isolate import Isolation, Spent, isolate
 from finite.guard.report import Limits
+from finite.training.screen import screened
 from finite.training.step import DRY
 
 if TYPE_CHECKING:
@@ -87,8 +88,7 @@ class Search:
         tried = 0
         try:
             for other in self.others():
-                sound = len(other.use) == len(self.batch.use) and not other.unreadable and other.use.any()
-                if not sound or check(other, self.fields) or copies(other, self.fields):
+                if len(other.use) != len(self.batch.use) or not other.use.any() or screened(other, self.fields) is not None:
                     continue
                 if not self.bad(other):
                     self.donor = other

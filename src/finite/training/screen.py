@@ -1,0 +1,28 @@
+"""What the host sees of a batch before the step: such a batch never reaches the graph, which a label out of range would
+break for the calls that follow too."""
+
+from collections.abc import Sequence
+
+from finite.data.pipeline import Batch, check, copies
+from finite.guard import verdict as v
+from finite.tasks.base import Field
+
+
+def screened(batch: Batch, fields: Sequence[Field]) -> v.Verdict | None:
+    """The verdict on a batch that must not be attempted; None for one that may. Raises ValueError for a batch that is no
+    batch of these fields (a source broke its word)."""
+    inputs = tuple(f.name for f in fields if f.role == "input")
+    if batch.unreadable:
+        rows = tuple(sorted(batch.unreadable))
+        return v.Verdict(v.BAD_INPUT, rows, (), inputs, batch.unreadable[rows[0]], batch.unreadable)
+    problems = check(batch, fields)
+    if problems and problems[0][0] < 0:
+        raise ValueError(f"batch field {problems[0][1]}: {problems[0][2]}")
+    if problems:
+        rows = tuple(sorted({row for row, _, _ in problems}))
+        names = tuple(dict.fromkeys(name for _, name, _ in problems))
+        reasons = {row: f"{name}: {reason}" for row, name, reason in reversed(problems)}  # the first of each row
+        return v.Verdict(v.BAD_INPUT, rows, (), names, reasons[rows[0]], reasons)
+    if copies(batch, fields):
+        return v.Verdict(v.BAD_INPUT, (), (), inputs, "every row of the batch holds the same input", copies=True)
+    return None
