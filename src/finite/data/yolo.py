@@ -41,13 +41,14 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
             label_of[image] = file
     classes = layout.classes or _numbers_as_names(index, label_of.values(), findings)
     raws, numbers_used = [], Counter()
+    names = frozenset(map(fold, classes))
     for image, file in label_of.items():
         rows = _rows(index, file, findings)
         if rows is None:
             continue  # said
         raw = RawImage(image, file, [], split=layout.splits.get(image))
         for line, tokens in rows:
-            obj = _read_row(tokens, line, file, classes, layout.keypoints, numbers_used, findings)
+            obj = _read_row(tokens, line, file, classes, names, layout.keypoints, numbers_used, findings)
             if obj is None:
                 raw.lost += 1
             else:
@@ -170,10 +171,13 @@ def _read_row(
     line: int,
     file: str,
     classes: list[str],
+    names: frozenset[str],
     keypoints: bool,
     numbers_used: Counter[int],
     findings: list[Finding],
 ) -> RawObject | None:
+    """The object of a row; None where there is none, which is said. `names`: the classes, folded."""
+
     def say(kind: str, action: str, reason: str, value: str | None = None) -> None:
         findings.append(Finding(kind, action, reason, file, line, value=(value or " ".join(tokens))[:100]))
 
@@ -184,7 +188,7 @@ def _read_row(
         return None
     class_number = _class_number(tokens[0])
     if class_number is None:
-        known = fold(tokens[0]) in (fold(name) for name in classes) or not _is_number(tokens[0])
+        known = fold(tokens[0]) in names or not _is_number(tokens[0])
         say(
             "unknown_class" if known else "bad_number",
             "drop_object",
