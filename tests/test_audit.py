@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import threading
@@ -338,3 +339,12 @@ def test_built_in_shapes_are_sound():
     if not folder.is_dir():
         pytest.skip("dataset/shapes is not made yet")
     assert audit.read_index(audit.open_index(folder)).findings == []
+
+
+def test_class_name_of_megabytes_is_shown_short(tmp_path):
+    picture(tmp_path / "a.jpg")
+    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.4 0.4\n")
+    (tmp_path / "classes.txt").write_text("x" * 200_000)
+    page = io.StringIO()
+    audit_show.show(check(tmp_path, "yolo"), Console(file=page, width=160))
+    assert "x" * 50 in page.getvalue() and "x" * 100 not in page.getvalue()

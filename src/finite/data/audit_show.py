@@ -25,6 +25,7 @@ _COLOURS = {
 }
 _EXAMPLES = 3
 _CLASSES = 100  # lines of the table of classes
+_NAME = 60  # characters of a class name in it: a damaged list may hold one of megabytes
 
 
 def document(audit: Audit) -> dict[str, Any]:
@@ -161,7 +162,8 @@ def _classes(audit: Audit) -> Table:
     for position, (name, total) in islice(enumerate(audit.classes.items()), _CLASSES):
         number = audit.image_set.class_ids.get(name)
         shown = f"{position}" if number in (None, position) else f"{position} (file: {number})"
-        table.add_row(escape(printable(name)), shown, *(str(counts[split][name]) for split in splits), str(total))
+        short = name if len(name) <= _NAME else f"{name[:_NAME]}..."
+        table.add_row(escape(printable(short)), shown, *(str(counts[split][name]) for split in splits), str(total))
     if len(audit.classes) > _CLASSES:
         table.add_row(f"and {len(audit.classes) - _CLASSES} more: --json FILE writes them down", style="dim")
     table.add_row(

@@ -130,8 +130,10 @@ class DrillLoop(StageLoop):
         held |= {OPTIMIZER + p.name: p for p in self.optimizer.state()}
         return super().one_step(self.injection.before(self.run.position.step, held, batch))
 
+    def rate(self) -> float:
+        return self.injection.rate_of(self.run.position.step, super().rate())
+
     def attempt(self, batch: Batch, rate: float):
-        rate = self.injection.rate_of(self.run.position.step, rate)
         rows = len(batch.use)
         self.step = self.whole if rows == self.run.config.training.batch_size else self.of_size(rows)
         try:

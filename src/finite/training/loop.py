@@ -109,8 +109,7 @@ class StageLoop:
     def one_step(self, batch: Batch) -> dict[str, Any]:
         """Attempt a step, and once more without the samples that were named. Returns figures for the display."""
         run, position = self.run, self.run.position
-        in_stage = position.epoch * self.steps_per_epoch + position.step_in_epoch
-        rate = run.sums.rate = learning_rate(self.stage, in_stage, self.steps_per_epoch) * run.guard.rate_factor()
+        rate = run.sums.rate = self.rate()
         if run.config.training.accumulate == 1 or self.due():
             run.recorder.before()
         started = time.perf_counter()
@@ -128,6 +127,12 @@ class StageLoop:
                 _, verdict = self.refuse(report, verdict, again, rate, attempt=2)
         update = self.update(rate) if self.due() else {}
         return self.count(report, verdict, rate, time.perf_counter() - started, update)
+
+    def rate(self) -> float:
+        """The learning rate of the step under way: the schedule's, lowered by each rewind."""
+        position = self.run.position
+        in_stage = position.epoch * self.steps_per_epoch + position.step_in_epoch
+        return learning_rate(self.stage, in_stage, self.steps_per_epoch) * self.run.guard.rate_factor()
 
     def due(self) -> bool:
         """Whether gradients that were added up over several micro-batches become an update after this one: after every
