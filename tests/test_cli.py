@@ -158,7 +158,7 @@ def test_what_was_set_for_the_machine_is_said_once(verbs, monkeypatch, capsys):
         (["--seed", "-1"], "--seed: '-1' is not a whole number of at least 0"),
         (["--overfit", "1"], "--overfit: '1' is not a whole number of at least 2"),
         (["--run"], "--run: a value is missing"),
-        (["predict", "runs/a"], "missing: IMAGE|FOLDER"),
+        (["predict", "runs/a"], "missing: FILE|FOLDER"),
         (["--stage", "clasification"], "no such stage (did you mean classification?)"),
         (["--set", "trainin.batch_size=3"], "did you mean training"),
         (["--init", "runs/none"], "runs/none: no such run folder"),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finite.pictures import sheet
 from finite.tasks.detection import draw
 from finite.tasks.detection.draw import LARGEST, PREDICTED, SIDE, TRUTH, WRONG, Mark
 
@@ -81,16 +82,16 @@ def test_long_names_are_cut_in_the_middle_and_keep_their_end():
 
 def test_a_sheet_holds_every_picture_in_reading_order():
     colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
-    result = draw.sheet([Image.new("RGB", (50, 40), c) for c in colours], columns=2, gap=10)
+    result = sheet([Image.new("RGB", (50, 40), c) for c in colours], columns=2, gap=10)
     assert result.size == (10 + 2 * 60, 10 + 2 * 50)
     assert [result.getpixel(at) for at in ((30, 30), (90, 30), (30, 80))] == colours
     assert result.getpixel((90, 80)) not in colours
 
 
 def test_a_sheet_is_no_wider_than_its_pictures_need():
-    assert draw.sheet([Image.new("RGB", (50, 40))], columns=4, gap=10).size == (70, 60)
+    assert sheet([Image.new("RGB", (50, 40))], columns=4, gap=10).size == (70, 60)
 
 
 def test_an_empty_sheet_is_refused():
     with pytest.raises(ValueError):
-        draw.sheet([], 4)
+        sheet([], 4)

@@ -14,6 +14,7 @@ from finite import export, formats
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.predict import predict
+from finite.tasks.detection.exported import OUTPUTS, drawn
 from finite.trained import open_trained
 from onnx import TensorProto, helper, numpy_helper
 from small_run import CLASSES, SIZE, draw_set, make_run, small_config, weights
@@ -40,16 +41,16 @@ def test_onnx_has_readable_names_and_a_free_batch_axis(exported):
 
 
 def test_a_picture_gets_the_same_answer_in_any_company(exported):
-    images = export.drawn(SIZE, 13)
+    images = drawn(SIZE, 13)
     for path, model in ((exported.export / "model.onnx", formats.read_onnx),
-                        (exported.export / "model.mindir", lambda p: formats.read_mindir(p, export.OUTPUTS))):
+                        (exported.export / "model.mindir", lambda p: formats.read_mindir(p, OUTPUTS))):
         run = model(path)
         whole = run(images)
         assert len(np.unique(whole["boxes"], axis=0)) == 13 and whole["boxes"].min() >= 0 and whole["boxes"].max() <= SIZE
         np.testing.assert_allclose(whole["probabilities"].sum(1), 1, atol=1e-5)
         for rows in (slice(0, 1), slice(4, 6), slice(3, 8)):
             part = run(images[rows])
-            for name in export.OUTPUTS:
+            for name in OUTPUTS:
                 np.testing.assert_allclose(part[name], whole[name][rows], atol=1e-4, err_msg=f"{path.name} {name} {rows}")
 
 
@@ -115,7 +116,7 @@ def test_a_difference_that_is_too_large_or_not_a_number_is_refused(wrong, export
 
 
 def test_a_nan_in_one_picture_reaches_the_difference():
-    images = export.drawn(SIZE, 8)
+    images = drawn(SIZE, 8)
     reference = {"probabilities": np.zeros((8, 2)), "boxes": np.zeros((8, 4))}
 
     def model(batch):

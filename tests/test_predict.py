@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
-import finite.predict as module
+import finite.tasks.detection.predicted as module
 import numpy as np
 import pytest
 from finite.errors import UserError
 from finite.monitor.console import Console
-from finite.predict import View, answers, drawn_names, predict
+from finite.predict import names_apart, predict
+from finite.tasks.detection.predicted import DetectionAnswers, View, answers
 from PIL import Image
 from small_run import CLASSES, draw_set, make_run, small_config, weights
 
@@ -131,5 +132,5 @@ def test_a_picture_taken_for_background_has_no_box(photos, tmp_path, capsys):
 
 
 def test_drawn_pictures_of_one_name_do_not_replace_each_other():
-    assert drawn_names(["a.jpg", "b/a.jpg", "a.png", "A.jpg"]) == [
+    assert names_apart(["a.jpg", "b/a.jpg", "a.png", "A.jpg"], DetectionAnswers.suffix) == [
         "a.predicted.jpg", "b/a.predicted.jpg", "a-2.predicted.jpg", "A-3.predicted.jpg"]

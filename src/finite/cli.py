@@ -149,7 +149,7 @@ def _predict(args: argparse.Namespace, console: "Console") -> None:
     run = _opened(args.run, console)
     from finite.predict import predict
 
-    predict(run, args.images, args.out, console)
+    predict(run, args.files, args.out, console)
 
 
 def _export(args: argparse.Namespace, console: "Console") -> None:
@@ -349,19 +349,19 @@ def _parser() -> argparse.ArgumentParser:
         "  python main.py evaluate runs/20250131-120000 --data more/photos",
     )
     evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    evaluate.add_argument("--data", type=Path, metavar="DIR", help="other annotated pictures to score")
+    evaluate.add_argument("--data", type=Path, metavar="DIR", help="other annotated data to score")
 
     predict = verb(
-        "predict", _predict, "find the object in pictures",
-        "Print one line of JSON per picture (file, class, score, box in pixels of that\n"
-        "picture) and draw the boxes. The lines go to standard output, everything else\n"
-        "to standard error.",
+        "predict", _predict, "answer pictures, or clean sound",
+        "Print one line of JSON per file to standard output, everything else to standard\n"
+        "error. Pictures: class, score and box in their own pixels, and the boxes drawn.\n"
+        "Sound: a cleaned file of the same rate and length.",
         "  python main.py predict runs/20250131-120000 photo.jpg\n"
         "  python main.py predict runs/20250131-120000 my/photos --out drawn > a.jsonl",
     )
     predict.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    predict.add_argument("images", type=Path, nargs="+", metavar="IMAGE|FOLDER", help="pictures, or folders of them")
-    predict.add_argument("--out", type=Path, metavar="DIR", help="where to draw (default: a folder inside the run)")
+    predict.add_argument("files", type=Path, nargs="+", metavar="FILE|FOLDER", help="files, or folders of them")
+    predict.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: a folder inside the run)")
 
     export = verb(
         "export", _export, "write the model for use elsewhere",

@@ -5,6 +5,7 @@ with any other axis, and every place that holds that number is then set free (`f
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 import json
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,18 @@ import onnxruntime
 Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
-def write_mindir(cell: nn.Cell, shape: Sequence[int], path: Path) -> None:
-    """Write a cell of one uint8 input (N, *shape), N free, to `path` (.mindir). The cell is in evaluation mode."""
-    ms.export(cell, Tensor(shape=[None, *shape], dtype=ms.uint8), file_name=str(path), file_format="MINDIR")
+@dataclass(frozen=True)
+class Input:
+    """A model's input: (N, *shape), N free."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: type
+
+
+def write_mindir(cell: nn.Cell, input: Input, path: Path) -> None:
+    """Write a cell of one input to `path` (.mindir). The cell is in evaluation mode."""
+    ms.export(cell, Tensor(shape=[None, *input.shape], dtype=ms.dtype.pytype_to_dtype(input.dtype)), file_name=str(path), file_format="MINDIR")
     path.chmod(0o644)  # MindSpore leaves it readable by the owner alone
 
 
@@ -36,19 +46,18 @@ def read_mindir(path: Path, outputs: Sequence[str]) -> Model:
     return run
 
 
-def write_onnx(cell: nn.Cell, shape: Sequence[int], name: str, outputs: Sequence[str], notes: Mapping[str, Any],
-               path: Path) -> None:
-    """Write a cell of one uint8 input (N, *shape), N free, to `path` (.onnx), and check the file.
+def write_onnx(cell: nn.Cell, input: Input, outputs: Sequence[str], notes: Mapping[str, Any], path: Path) -> None:
+    """Write a cell of one input to `path` (.onnx), N free, and check the file.
 
-    `name` is the input's name, `outputs` those of the outputs in order; `notes` goes into the file's metadata. The
-    cell must not have been exported before (a second export of the same cell loses the bias of its convolutions).
+    `outputs` names the outputs in order; `notes` goes into the file's metadata. The cell must not have been exported
+    before (a second export of the same cell loses the bias of its convolutions).
     """
-    batch = unused_number(cell, shape)
-    ms.export(cell, Tensor(np.zeros((batch, *shape), np.uint8)), file_name=str(path), file_format="ONNX")
+    batch = unused_number(cell, input.shape)
+    ms.export(cell, Tensor(np.zeros((batch, *input.shape), input.dtype)), file_name=str(path), file_format="ONNX")
     path.chmod(0o644)
     model = onnx.load(path)
     free_batch(model.graph, batch)
-    rename(model.graph, [name], list(outputs))
+    rename(model.graph, [input.name], list(outputs))
     for key, value in notes.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value)

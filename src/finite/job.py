@@ -13,6 +13,7 @@ from finite.run import RunFolder, TrainOptions
 from finite.trained import open_trained, with_data
 from finite.training.recording import record_test
 from finite.training.trainer import train
+from finite.words import WORDS
 
 
 def run(config: Config, options: TrainOptions, console: Console) -> None:
@@ -30,14 +31,14 @@ def run(config: Config, options: TrainOptions, console: Console) -> None:
         console.table("samples set aside", ("sample", "step", "reason"), quarantined)
         console.line(f"all of them, and how to give one back: {folder.quarantine}")
     if config.summary.enabled:
-        record_test(config, folder, metrics["images"], metrics, console)
+        record_test(config, folder, metrics[WORDS[config.task].samples], metrics, console)
     report.try_write(folder, config, console.warn)
     export.write(trained, sources.validation, console)
     entries = {
         "report": folder.path / "report.html", "model": folder.export, "figures": folder.metrics, "pictures": folder.pictures,
         "checkpoints": folder.checkpoints, "history": folder.history, "log": folder.log,
         "dashboard": f"python tools/dashboard.py {folder.path.parent}",
-        "try it": f"python main.py predict {folder.path} IMAGE...",
+        "try it": f"python main.py predict {folder.path} FILE...",
     }
     console.listing("where everything is", entries)
 

@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 from finite.errors import UserError
-from finite.evaluate import FIGURES
+from finite.words import WORDS
 
+FIGURES = WORDS["detection"].figures
 MAIN = Path(__file__).resolve().parents[3] / "main.py"
 
 

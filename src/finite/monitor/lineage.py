@@ -4,7 +4,7 @@ Everything is taken from the configuration, the facts about the data and the fig
 fields for some of it; the rest are fields of our own. Importing this imports MindSpore.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 import math
 from pathlib import Path
@@ -20,8 +20,8 @@ def event(**what: Any) -> bytes:
     return LineageEvent(wall_time=time.time(), **what).SerializeToString()
 
 
-def training(config: Config, images: int, loss: float, checkpoint: Path) -> bytes:
-    """The training: fixed fields of MindInsight. `loss` is the total of the last epoch."""
+def training(config: Config, network: str, samples: int, loss: float, checkpoint: Path) -> bytes:
+    """The training: fixed fields of MindInsight. `network` in a few words; `loss` is the total of the last epoch."""
     last = config.stages[-1]
     weights = " + ".join(f"{weight:g} {name}" for name, weight in last.weights.items() if weight)
     found = TrainLineage()
@@ -30,8 +30,8 @@ def training(config: Config, images: int, loss: float, checkpoint: Path) -> byte
     hyper.loss_function = f"{weights}, {config.loss.bound} at {config.loss.cap:g}"
     hyper.epoch = sum(stage.epochs for stage in config.stages)
     hyper.parallel_mode, hyper.device_num = "stand_alone", 1
-    found.train_dataset.train_dataset_path, found.train_dataset.train_dataset_size = str(config.data.root), images
-    found.algorithm.network = f"{config.model.backbone}, width {config.model.width}, {config.model.image_size} px"
+    found.train_dataset.train_dataset_path, found.train_dataset.train_dataset_size = str(config.data.root), samples
+    found.algorithm.network = network
     if math.isfinite(loss):
         found.algorithm.loss = loss
     if checkpoint.exists():
@@ -39,12 +39,12 @@ def training(config: Config, images: int, loss: float, checkpoint: Path) -> byte
     return event(train_lineage=found)
 
 
-def evaluation(metrics: Mapping[str, Mapping[str, Any]], path: Path, images: int) -> bytes:
+def evaluation(metrics: Mapping[str, Mapping[str, Any]], path: Path, samples: int) -> bytes:
     """Figures by split, `{"validation": {"top1": ...}, ...}`, and the data that the last of them are of."""
     figures = {f"{split}_{name}": value for split, found in metrics.items() for name, value in found.items()
                if isinstance(value, float) and math.isfinite(value) and name != "training_seconds"}  # fmt: skip
     found = EvaluationLineage(metric=json.dumps(figures))
-    found.valid_dataset.valid_dataset_path, found.valid_dataset.valid_dataset_size = str(path), images
+    found.valid_dataset.valid_dataset_path, found.valid_dataset.valid_dataset_size = str(path), samples
     return event(evaluation_lineage=found)
 
 
@@ -58,33 +58,24 @@ def fields(values: Mapping[str, str | int | float]) -> bytes:
     return event(user_defined_info=found)
 
 
-def own_fields(config: Config, counts: Mapping[str, int]) -> dict[str, str | int | float]:
-    """What else tells runs of this trainer apart."""
+def own_fields(config: Config, settings: Mapping[str, str | int | float], counts: Mapping[str, int]) -> dict[str, str | int | float]:
+    """What else tells runs of this trainer apart; `settings` are the task's own."""
     return {
         "seed": config.seed, "stages": ", ".join(f"{s.name} {s.epochs}" for s in config.stages),
         "learning_rates": ", ".join(f"{s.learning_rate:g}" for s in config.stages),
         "precision": config.training.precision, "clip_norm": config.training.clip_norm,
-        "weight_decay": config.optimizer.weight_decay, "box_loss": config.loss.box, "augment": str(config.augment.enabled),
-        "image_size": config.model.image_size, "width": config.model.width,
+        "weight_decay": config.optimizer.weight_decay, **settings,
         **{f"steps_{name}" if name in ("healthy", "overflow", "skipped") else name: n for name, n in counts.items()
            if name not in ("refused", "rerun")},
     }  # fmt: skip
 
 
-def data(config: Config, facts: Mapping[str, Any]) -> bytes:
-    """The data pipeline as a graph, from the files to the batch; the innermost child is where it begins."""
-    augment = config.augment.model_dump(exclude={"enabled"})
-    steps: list[tuple[str, dict[str, Any], list[tuple[str, dict[str, Any]]]]] = [
-        ("ImageFolder", {"root": str(config.data.root), "format": facts.get("format", config.data.format),
-                         "images": facts.get("images", {}).get("train", 0), "object": config.data.object}, []),
-        ("Shuffle", {"order": "by (seed, epoch)", "seed": config.seed}, []),
-        ("Map", {"threads": config.data.threads}, [
-            ("Decode", {"cache_mb": config.data.cache_mb}),
-            ("Letterbox", {"size": config.model.image_size}),
-            *([("Augment", augment)] if config.augment.enabled else []),
-        ]),
-        ("Batch", {"batch_size": config.training.batch_size, "drop_remainder": False}, []),
-    ]  # fmt: skip
+def data(config: Config, pipeline: Sequence[tuple[str, Mapping[str, Any], Sequence[tuple[str, Mapping[str, Any]]]]]) -> bytes:
+    """The data pipeline as a graph, from the files to the batch; the innermost child is where it begins. `pipeline` is the
+    task's: reading, then what is done to a sample."""
+    source, *rest = pipeline
+    steps = [source, ("Shuffle", {"order": "by (seed, epoch)", "seed": config.seed}, []), *rest,
+             ("Batch", {"batch_size": config.training.batch_size, "drop_remainder": False}, [])]
     inner: DatasetGraph | None = None
     for kind, values, operations in steps:
         node = DatasetGraph()

@@ -16,9 +16,10 @@ from finite.monitor.report_charts import Chart, Curve, columns
 from finite.monitor.report_data import RunData
 from finite.monitor.report_page import listing, scrolling, table
 from finite.monitor.text import clock, count, short
+from finite.words import WORDS
 
 #: What figures are called, where their key says it less well.
-LABELS = {"top1": "top-1", "mean_iou": "mean IoU", "iou50": "IoU \u2265 0.5", "localization": "localisation", "nonfinite": "not finite"}
+LABELS = {"nonfinite": "not finite"} | {name: text for words in WORDS.values() for name, text in words.figures.items()}
 SHEETS = {"best": "best predictions", "worst": "worst predictions", "random": "drawn at random"}
 #: Events that are listed, newest last; the history has all.
 EVENTS = 400
@@ -56,14 +57,14 @@ def results(run: RunData) -> str:
     scored = run.scored
     if not scored:
         return "<p>Nothing is scored yet.</p>"
-    names = list(figures(scored))
+    names, words = list(figures(scored)), WORDS[run.config.task]
     groups = {"all": scored}
     for key, found in scored.items():
         if key.startswith("per_") and isinstance(found, Mapping):
-            kind = "" if key == "per_class" else f"{key[4:]}: "
-            groups |= {f"{kind}{name}": part for name, part in found.items() if part.get("images", 1)}
-    rows = [[name, str(part.get("images", "-")), *(short(part.get(f)) for f in names)] for name, part in groups.items()]
-    return f"<div class='grid'><div>{table(['', 'images', *map(label, names)], rows)}</div>{confusion(scored)}</div>"
+            kind = "" if words.parts.get(key) == "{}" else f"{key[4:]}: "
+            groups |= {f"{kind}{name}": part for name, part in found.items() if part.get(words.samples, 1)}
+    rows = [[name, str(part.get(words.samples, "-")), *(short(part.get(f)) for f in names)] for name, part in groups.items()]
+    return f"<div class='grid'><div>{table(['', words.samples, *map(label, names)], rows)}</div>{confusion(scored)}</div>"
 
 
 def confusion(scored: Mapping[str, Any]) -> str:
@@ -87,16 +88,30 @@ def confusion(scored: Mapping[str, Any]) -> str:
 
 def pictures(run: RunData) -> str:
     """The sheets in the run's pictures folder, inside the page: those of the split that is shown."""
-    parts = []
+    parts, words = [], WORDS[run.config.task]
     for name, title in SHEETS.items():
         path = run.folder.pictures / (f"{name}.png" if run.metrics else f"validation-{name}.jpg")
         if path.exists():
             data = base64.b64encode(packed(path)).decode()
-            parts.append(f"<figure><figcaption>{title}</figcaption><img alt='{title}: images with true and predicted boxes' "
+            parts.append(f"<figure><figcaption>{title}</figcaption><img alt='{title}: {words.shown}' "
                          f"src='data:image/jpeg;base64,{data}'></figure>")  # fmt: skip
     if not parts:
         return ""
-    return f"<p class='soft'>Of the {text(run.scored_split)} split; true box green, predicted box orange.</p><div class='grid sheets'>{''.join(parts)}</div>"
+    return f"<p class='soft'>Of the {text(run.scored_split)} split; {words.legend}.</p><div class='grid sheets'>{''.join(parts)}</div>{sounds(run)}"
+
+
+def sounds(run: RunData) -> str:
+    """The audio files beside the sheets (SHEET-NUMBER-WHAT.wav), each with a player, a row per sample."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(run.folder.pictures.glob("*-*-*.wav")):
+        found.setdefault(path.stem.rpartition("-")[0], []).append(path)
+    rows = []
+    for sample, paths in found.items():
+        sheet, _, number = sample.partition("-")
+        players = "".join(f"<figure><figcaption>{text(path.stem.rpartition('-')[2])}</figcaption><audio controls preload='none' "
+                          f"src='data:audio/wav;base64,{base64.b64encode(path.read_bytes()).decode()}'></audio></figure>" for path in paths)  # fmt: skip
+        rows.append(f"<h3>{text(SHEETS.get(sheet, sheet))}, {text(number)}</h3><div class='grid'>{players}</div>")
+    return "".join(rows)
 
 
 def packed(path: Path) -> bytes:

@@ -5,7 +5,7 @@ heart: from one batch it returns two tables, *values* and *weights*, one row per
 engine checks the tables, bounds, weights and reduces them; a task never reduces, so a bad cell names its term and sample.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,6 +73,70 @@ class Metrics(Protocol):
 Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
 
+class Exported(Protocol):
+    """The network as a file for use elsewhere: (N, *shape) numbers of `dtype` named `input` in, `outputs` out. `tolerance` is
+    the largest difference from the checkpoint by output, `units` its unit by output, in the order in which it is told."""
+
+    input: str
+    shape: tuple[int, ...]
+    dtype: type
+    outputs: tuple[str, ...]
+    tolerance: Mapping[str, float]
+    units: Mapping[str, str]
+
+    def cell(self, network: Any) -> Any:
+        """The cell (mindspore.nn.Cell) that is written, in evaluation mode, around a network that is used for nothing else."""
+        ...
+
+    def inputs(self, source: Source | None, count: int) -> tuple[np.ndarray, str]:
+        """Up to `count` inputs to compare on, evenly over a source, unaugmented, and what they are; made-up ones without a
+        source."""
+        ...
+
+    def reference(self, predict: Predict, inputs: np.ndarray) -> dict[str, np.ndarray]:
+        """What the checkpoint says, by the way that training and evaluation go."""
+        ...
+
+    def notes(self) -> Mapping[str, Any]:
+        """What goes into the ONNX file's metadata."""
+        ...
+
+    def description(self) -> dict[str, Any]:
+        """What model.json tells of input, outputs and their use."""
+        ...
+
+    def usage(self) -> str:
+        """README.md of the exported files, with a program that uses them."""
+        ...
+
+
+class Answers(Protocol):
+    """How `predict` answers files. `file` is what one is called; what is written for it ends in `suffix`; `done` says what was
+    done with it ("12 pictures drawn")."""
+
+    file: str
+    suffix: str
+    done: str
+
+    def files(self, folder: Path) -> Sequence[str]:
+        """The files of this kind below a folder, relative to it."""
+        ...
+
+    def answer(self, network: Predict, files: Sequence[tuple[Path, Path]]) -> Iterator[dict[str, Any] | str]:
+        """For each (file, where to write) its line of JSON as a dictionary, or a sentence that says why it can't be read."""
+        ...
+
+
+@dataclass(frozen=True)
+class Told:
+    """What runs are compared by on the dashboard: the network in a few words, settings by name, and the pipeline from the files
+    to the batch: (kind, values, operations by name with their values)."""
+
+    network: str
+    settings: Mapping[str, str | int | float]
+    pipeline: Sequence[tuple[str, Mapping[str, Any], Sequence[tuple[str, Mapping[str, Any]]]]]
+
+
 class Task(Protocol):
     """What the engine asks of a task. `terms` names the rows of the tables; `points` the network's key points, in the
     order in which the terms cell returns them; `groups` maps part names (backbone, classifier, ...) to parameter name
@@ -86,6 +150,11 @@ class Task(Protocol):
     def data(self, folder: Path) -> Sources:
         """Read the data; write the chosen split and class map into `folder`, or make sure that those in there still
         hold."""
+        ...
+
+    def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[Source, Mapping[str, Any]]:
+        """All samples of another folder, less the files in `seen` (resolved paths), to be scored by a restored task; and the
+        facts about it: their number under what samples are called, `format`, `left_out` (reason: number). Raises UserError."""
         ...
 
     def network(self) -> Any:
@@ -114,6 +183,10 @@ class Task(Protocol):
         """One number to pick the best checkpoint by, higher is better, given the terms that have been trained so far."""
         ...
 
+    def merit(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray]) -> np.ndarray:
+        """How well each row was predicted, (B,), higher is better; NaN where nothing is known about it."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """What the checkpoint needs to rebuild the task without its data (class names, ...); JSON. The class's own
         `restore(config, state)` is its inverse."""
@@ -123,3 +196,19 @@ class Task(Protocol):
         """One picture (PIL.Image) per row, with truth and prediction drawn; `outputs` None: the truth alone. Numbers that
         are not finite or out of range must not keep it from drawing: this is also how a bad sample is shown."""
         ...
+
+    def charts(self, metrics: Mapping[str, Any]) -> Mapping[str, bytes]:
+        """Files to put beside the pictures of a scored split, by name."""
+        ...
+
+    def examples(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]) -> Mapping[str, bytes]:
+        """Files to put beside a sheet of these samples, by name; what a picture can't show."""
+        ...
+
+    def told(self, facts: Mapping[str, Any]) -> Told:
+        """For the dashboard, given the facts about the data."""
+        ...
+
+    def exported(self) -> Exported: ...
+
+    def answers(self) -> Answers: ...

@@ -21,9 +21,8 @@ from finite.guard.diagnose import UNKNOWN, Evidence, Finding, bad_gradients, dia
 from finite.guard.incident import Attachments, Incident
 from finite.guard.layers import LayerRow, Replay, replay
 from finite.guard.report import Limits, StepReport
-from finite.pictures import png
+from finite.pictures import png, sheet
 from finite.tasks.base import Source, Task
-from finite.tasks.detection.draw import sheet
 from finite.training.making import make_network, make_step
 from finite.training.optimizers import reach
 from finite.training.stages import constants_of

@@ -20,10 +20,9 @@ from finite.monitor.console import Console
 from finite.monitor.events import EventFile, event_files, lineage_file
 from finite.monitor.history import History
 from finite.monitor.summary import Summary, choose_layers
-from finite.pictures import jpeg, sheets
+from finite.pictures import jpeg, sheet, sheets
 from finite.run import RunFolder, write_bytes
 from finite.tasks.base import Sources, Task
-from finite.tasks.detection.draw import sheet
 from finite.training.probe import Probe
 from finite.training.scoring import Scored, Scorer
 
@@ -60,6 +59,7 @@ class Recording(Recorder):
         self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
         settings = config.summary
         self.summary = Summary(folder.path, [s.name for s in config.stages], settings.share, console.warn)
+        self.told = task.told(sources.facts)
         self.layers: list[str] | None = None
         self.loop: "StageLoop | None" = None
         self.probe: Probe | None = None
@@ -69,7 +69,7 @@ class Recording(Recorder):
     def begin(self, step: int, scored: frozenset[int]) -> None:
         """Begin, or go on after `step` of a run whose history has validation figures of the steps `scored`."""
         self.summary.begin(step, scored)
-        self.summary.lineage([lineage.data(self.config, self.sources.facts)])
+        self.summary.lineage([lineage.data(self.config, self.told.pipeline)])
 
     def stage(self, loop: "StageLoop") -> None:
         with self.summary.guarded():
@@ -147,10 +147,10 @@ class Recording(Recorder):
             total = sum(term["weighted"] for term in line["terms"].values()) if line["terms"] else math.nan
             known = {**self.counters(loop.run.guard)}
             found = [
-                lineage.training(config, len(self.sources.train), total, self.folder.checkpoints / "last.safetensors"),
+                lineage.training(config, self.told.network, len(self.sources.train), total, self.folder.checkpoints / "last.safetensors"),
                 lineage.evaluation({"validation": line["validation"]}, config.data.root, len(self.sources.validation)),
-                lineage.fields(lineage.own_fields(config, known)),
-                lineage.data(config, self.sources.facts),
+                lineage.fields(lineage.own_fields(config, self.told.settings, known)),
+                lineage.data(config, self.told.pipeline),
             ]
         summary.lineage(found)
 
@@ -173,7 +173,7 @@ class Recording(Recorder):
         self.summary.close()
 
 
-def record_test(config: Config, folder: RunFolder, images: int, metrics: Mapping[str, Any], console: Console) -> None:
+def record_test(config: Config, folder: RunFolder, samples: int, metrics: Mapping[str, Any], console: Console) -> None:
     """Add the figures of the finished training to the run's lineage, beside those of its last validation."""
     files = event_files(folder.path)
     if not files:
@@ -182,7 +182,7 @@ def record_test(config: Config, folder: RunFolder, images: int, metrics: Mapping
     found = {"validation": epochs[-1]["validation"] if epochs else {}, str(metrics["split"]): metrics}
     try:
         file = EventFile(lineage_file(files[-1]))
-        file.write(lineage.evaluation(found, config.data.test or config.data.root, images))
+        file.write(lineage.evaluation(found, config.data.test or config.data.root, samples))
         file.close()
     except OSError as error:
         console.warn(f"the dashboard will not show the figures of the {metrics['split']} split ({error})")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from finite.config import Config, Stage
+from finite.config import Stage, validated
 from finite.data.pipeline import Batch
 from finite.errors import UserError
 from finite.guard import incident
@@ -18,10 +18,9 @@ from finite.guard.layers import Replay
 from finite.guard.report import Limits, StepReport
 from finite.monitor.console import Console
 from finite.run import write_bytes
-from finite.pictures import png
+from finite.pictures import png, sheet
 from finite.tasks import TASKS
 from finite.tasks.base import Field, Task
-from finite.tasks.detection.draw import sheet
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import DRAWN, EagerStep, gradient_text
 from finite.training.making import make_network, make_step
@@ -55,7 +54,7 @@ class Restored:
     def __init__(self, attached: Attachments):
         settings = attached.settings
         try:
-            self.config = Config.model_validate(settings["config"])
+            self.config = validated(settings["config"])
         except ValidationError as error:
             key = ".".join(map(str, error.errors()[0]["loc"]))
             raise UserError(f"the incident is of another version of this program (its setting {key} does not fit); replay it with "

@@ -1,4 +1,4 @@
-"""Pictures of predictions: the image with the true and the predicted box, a caption below, and sheets of such pictures."""
+"""Pictures of predictions: the image with the true and the predicted box, and a caption below."""
 
 import math
 from collections.abc import Sequence
@@ -90,21 +90,6 @@ def caption(image: Image.Image, lines: Sequence[tuple], title: str, unit: float)
         y += step
     pencil.text((pad, y + last // 2), shorten(title, small, canvas.width - 2 * pad), FAINT, small, "lm")
     return canvas
-
-
-def sheet(pictures: Sequence[Image.Image], columns: int, gap: int = 12) -> Image.Image:
-    """Pictures in a grid of `columns`, in reading order, each cell as large as the largest of them needs."""
-    if not pictures:
-        raise ValueError("a sheet needs at least one picture")
-    columns = min(columns, len(pictures))
-    rows = math.ceil(len(pictures) / columns)
-    width, height = (max(p.size[axis] for p in pictures) for axis in (0, 1))
-    result = Image.new("RGB", (gap + columns * (width + gap), gap + rows * (height + gap)), (12, 12, 14))
-    for number, item in enumerate(pictures):
-        row, column = divmod(number, columns)
-        x, y = gap + column * (width + gap), gap + row * (height + gap)
-        result.paste(item, (x + (width - item.width) // 2, y + (height - item.height) // 2))
-    return result
 
 
 def percent(score: float) -> str:

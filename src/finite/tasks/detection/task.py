@@ -29,10 +29,13 @@ from finite.data.select import BACKGROUND, class_names, select
 from finite.data.split import NAMES, complete
 from finite.errors import UserError
 from finite.run import write_json
-from finite.tasks.base import Predict, Sources
+from finite.tasks.base import Predict, Sources, Told
 from finite.tasks.detection import draw
+from finite.tasks.detection.exported import DetectionExport
+from finite.tasks.detection.figures import confusion_picture
 from finite.tasks.detection.metrics import DetectionMetrics, corners, iou, merit
 from finite.tasks.detection.network import Network, Predictor
+from finite.tasks.detection.predicted import DetectionAnswers
 from finite.tasks.detection.resnet_weights import INPUT_MEAN, INPUT_STD, load_weights
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
@@ -332,6 +335,31 @@ class DetectionTask:
                 note = "" if true_box is None else f"IoU {iou(box, true_box):.2f}"
             pictures.append(draw.picture(draw.pixels(batch["image"][row]), predicted, truth, title, note))
         return pictures
+
+    def charts(self, metrics: Mapping[str, Any]) -> dict[str, bytes]:
+        return {"confusion.png": confusion_picture(metrics["confusion"], list(metrics["per_class"]))}
+
+    def examples(self, outputs: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], titles: Sequence[str]) -> dict[str, bytes]:
+        return {}
+
+    def exported(self) -> DetectionExport:
+        return DetectionExport(self.config.model.image_size, self._known_classes(), self.config.data.background)
+
+    def answers(self) -> DetectionAnswers:
+        return DetectionAnswers(self.config.model.image_size, self._known_classes(), self.config.data.background)
+
+    def told(self, facts: Mapping[str, Any]) -> Told:
+        data, model, augment = self.config.data, self.config.model, self.config.augment
+        return Told(
+            f"{model.backbone}, width {model.width}, {model.image_size} px",
+            {"box_loss": self.config.loss.box, "augment": str(augment.enabled), "image_size": model.image_size, "width": model.width},
+            [("ImageFolder", {"root": str(data.root), "format": facts.get("format", data.format),
+                              "images": facts.get("images", {}).get("train", 0), "object": data.object}, []),
+             ("Map", {"threads": data.threads}, [
+                 ("Decode", {"cache_mb": data.cache_mb}),
+                 ("Letterbox", {"size": model.image_size}),
+                 *([("Augment", augment.model_dump(exclude={"enabled"}))] if augment.enabled else []),
+             ])])
 
     def _known_classes(self) -> list[str]:
         if self.classes is None:
