@@ -10,7 +10,7 @@ from PIL import Image
 
 from finite.config import Optimizer
 from finite.data.pipeline import Batch
-from finite.tasks.base import Field
+from finite.tasks.base import Field, Told
 from finite.training.average import WeightAverage
 from finite.training.balance import LossBalance
 from finite.training.optimizers import RatedOptimizer
@@ -74,7 +74,7 @@ def toy_task(terms=ToyTerms, network=ToyNetwork) -> SimpleNamespace:
         return [Image.new("RGB", (8, 8)) for _ in titles]
 
     return SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, network=network, terms_cell=terms, show=show,
-                           state=lambda: {"classes": list("abc")})
+                           state=lambda: {"classes": list("abc")}, told=lambda facts: Told("toy", {}, [("Toys", {}, [])]))
 
 
 def toy_batch(arrays: dict[str, np.ndarray]) -> Batch:

@@ -5,13 +5,11 @@ Image in as 0..255 RGB, standardised inside by the training split's statistics. 
 optimizer touches, so they travel in the checkpoint and in the exported graph.
 """
 
-import hashlib
-
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, nn, ops
 
 from finite.tasks.detection.backbones import conv, make_backbone
-
+from finite.tasks.initial import constant, initialise
 
 
 class Classifier(nn.Cell):
@@ -76,7 +74,7 @@ class Network(nn.Cell):
         self.input_std = constant("input_std", np.ones(3))
         self.box_mean = constant("box_mean", np.zeros(4))
         self.box_std = constant("box_std", np.ones(4))
-        initialise(self, seed)
+        initialise(self, seed, {"box_head.box.weight": 0.1})  # training begins at the mean box
 
     def set_statistics(self, input_mean, input_std, box_mean, box_std) -> None:
         """Set the statistics: RGB mean and deviation (3,) on the 0..255 scale, box mean and deviation (4,) in px.
@@ -123,26 +121,3 @@ class Predictor(nn.Cell):
         corners = ops.select(corners < 0, ops.zeros_like(corners), corners)
         corners = ops.select(corners > self.size, ops.zeros_like(corners) + self.size, corners)
         return probabilities, corners
-
-
-def constant(name: str, value: np.ndarray) -> Parameter:
-    """A float32 parameter that is saved with the network and never trained."""
-    return Parameter(Tensor(value.astype(np.float32)), name=name, requires_grad=False)
-
-
-def initialise(network: nn.Cell, seed: int) -> None:
-    """Draw every weight matrix and kernel from (seed, parameter name) alone; BatchNorm keeps 1 and 0, biases start at 0.
-
-    Normal with variance 2 / fan_in (He et al. 2015, arXiv:1502.01852). The box layer starts small, so that training
-    begins at the mean box.
-    """
-    for name, parameter in network.parameters_and_names():
-        if name.endswith("bias"):
-            parameter.set_data(Tensor(np.zeros(parameter.shape, np.float32)))
-        elif parameter.ndim >= 2:
-            key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little")
-            scale = np.sqrt(2 / np.prod(parameter.shape[1:]))
-            if name == "box_head.box.weight":
-                scale *= 0.1
-            value = np.random.Generator(np.random.Philox(key=key)).standard_normal(parameter.shape) * scale
-            parameter.set_data(Tensor(value.astype(np.float32)))
