@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from finite.training.bounds import BOUNDS, bound_cells, term_mean, weighted_sum
+from finite.training.bounds import BOUNDS, bound_cells, counted, term_means, weighted_sum
 
 CAP = 4.0
 NAN, INF = float("nan"), float("inf")
@@ -20,7 +20,8 @@ class Bounded(nn.Cell):
         self.mean_and_gradient = ms.value_and_grad(self.mean, 0)
 
     def mean(self, row, weight, denominator):
-        return term_mean(row, weight, denominator, CAP, self.kind)
+        table, weights = row.reshape((1, -1)), weight.reshape((1, -1))
+        return term_means(counted(table, weights), weights, denominator.reshape((1,)), CAP, self.kind).reshape(())
 
     @ms.jit
     def construct(self, row, weight, denominator):
@@ -123,7 +124,8 @@ def test_no_cell_counts_and_the_mean_is_zero_not_nan(compiled):
     assert mean == 0 and np.array_equal(gradient, [0, 0, 0])
 
 
-def test_weighted_sum_takes_only_cells_with_weight():
-    row, weight = Tensor(np.array([NAN, 2, 3, INF], np.float32)), Tensor(np.array([0, 1, 0.5, 0], np.float32))
-    assert float(weighted_sum(row, weight)) == 3.5
-    assert np.isnan(float(weighted_sum(row, ops.ones_like(weight))))  # with weight it must be seen
+def test_sums_take_only_cells_with_weight_row_by_row():
+    table = Tensor(np.array([[NAN, 2, 3, INF], [1, 1, 1, NAN]], np.float32))
+    weights = Tensor(np.array([[0, 1, 0.5, 0], [1, 1, 0, 1]], np.float32))
+    sums = weighted_sum(counted(table, weights), weights).asnumpy()
+    assert sums[0] == 3.5 and np.isnan(sums[1])  # with weight it must be seen

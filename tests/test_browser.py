@@ -63,7 +63,8 @@ def trained(three_refused):
     base = three_refused.path.parent
     values = small_config(draw_set(base.parent / "data", {"train": 24, "validation": 9, "test": 11})).model_dump(mode="json")
     stages = {stage["name"]: stage | {"epochs": 2, "warmup_epochs": 0.0} for stage in values["stages"]}
-    values |= {"runs": str(base), "stages": [stages["classification"], stages["joint"]]}
+    values |= {"runs": str(base), "stages": [stages["classification"], stages["joint"]],
+               "summary": values["summary"] | {"every_steps": 1}}
     console = Console(plain=True)
     job.run(Config.model_validate(values), TrainOptions(run="trained"), console)
     console.close()

@@ -53,7 +53,7 @@ def place(tmp_path_factory):
         "model": {"image_size": 32, "width": 4, "box_channels": 4, "box_hidden": 8},
         "training": {"batch_size": 4, "average": 0.9},
         "loss": {"balance": "learned"},
-        "checkpoint": {"keep": 50, "every_steps": 4},
+        "checkpoint": {"keep": 50, "every_steps": 4}, "summary": {"every_steps": 1},
         "stages": [
             {"name": "classification", "epochs": 2, "learning_rate": 3e-3, "freeze": ["box_head.*"],
              "weights": {"class": 1.0}},

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from finite.guard import verdict as v
-from finite.guard.report import HEAD, Layout, StepReport
+from finite.guard.report import GIVEN, HEAD, Layout, StepReport
 
 LAYOUT = Layout(("class", "box"), ("image", "box"), ("a", "b", "c", "d", "e"), ("norm.moving_mean", "norm.moving_variance"),
-                ("features", "logits"), ("backbone",), 4, (True, True))
+                ("features", "logits"), {"backbone": (0, 1, 2, 3, 4)}, 4, (True, True))
 NAN, INF = np.nan, np.inf
 
 
@@ -19,7 +19,8 @@ def made(used=(1, 1, 1, 1), weights=None, head=None, active=(True, True), **plac
     blocks = LAYOUT.unpack(np.zeros(size, np.float32))
     blocks["weights"][:] = 1 if weights is None else weights
     for name, value in ({"norm": 1.0, "learning_rate": 0.01, "scale": 1.0, "norm_limit": INF} | (head or {})).items():
-        blocks["head"][HEAD.index(name)] = value
+        block, names = ("head", HEAD) if name in HEAD else ("given", GIVEN)
+        blocks[block][names.index(name)] = value
     for block, values in places.items():
         for index, value in values:
             blocks[block][index] = value
@@ -28,11 +29,11 @@ def made(used=(1, 1, 1, 1), weights=None, head=None, active=(True, True), **plac
 
 #: One fault each, in the order of precedence: (block values, head values).
 INPUT = {"input_bad": [((1, 2), 1)]}
-TERM = {"values": [((1, 3), NAN)], "point_bad": [(1, 1)]}
-GRADIENT = {"gradient_bad": [(1, 1), (3, 1)], "largest_gradient": [(1, INF), (3, 2.0)]}
+TERM = {"values": [((1, 3), NAN)], "point_sum": [(1, NAN)]}
+GRADIENT = {"square_sum": [(1, INF), (3, NAN)], "largest_gradient": [(1, INF), (3, 2.0)]}
 STATISTICS = {"statistics_bad": [(1, 5)]}
 SPIKE = {"head": {"norm": 50.0, "norm_limit": 20.0, "spike": 1.0}}
-RATE = {"head": {"learning_rate": NAN, "rate_bad": 1.0}}
+RATE = {"head": {"learning_rate": NAN}}
 
 
 def test_good_step_is_healthy_whatever_was_reported_beside_it():
@@ -61,7 +62,7 @@ def test_key_point_that_died_or_exploded_is_named_with_its_size(largest, words):
 
 
 def test_dry_attempt_is_judged_as_if_its_rate_were_right():
-    dry = {"head": {"learning_rate": -1.0, "rate_bad": 1.0}}
+    dry = {"head": {"learning_rate": -1.0}}
     assert v.judge(made(**dry), half=False, dry=True).kind == v.HEALTHY
     assert v.judge(made(**dry, **TERM), half=False, dry=True).kind == v.BAD_TERM
     assert v.judge(made(**dry), half=False).kind == v.BAD_STATE
@@ -121,7 +122,7 @@ def test_norm_that_is_not_finite_is_a_gradient_fault_without_any_flag():
 
 def test_bad_gradient_tells_not_finite_from_too_large():
     assert "not finite" in v.judge(made(**GRADIENT), half=False).sentence
-    large = v.judge(made(gradient_bad=[(0, 1)], largest_gradient=[(0, 1e30)]), half=False)
+    large = v.judge(made(square_sum=[(0, INF)], largest_gradient=[(0, 1e30)]), half=False)
     assert large.kind == v.BAD_GRADIENT and "too large" in large.sentence and "1e+30" in large.sentence
 
 
@@ -157,5 +158,5 @@ def test_refusal_without_a_reason_is_a_bug_of_ours_and_says_so():
 
 
 def test_many_names_are_cut_short_in_the_sentence_only():
-    verdict = v.judge(made(gradient_bad=[(slice(None), 1)]), half=False)
+    verdict = v.judge(made(square_sum=[(slice(None), NAN)]), half=False)
     assert verdict.names == ("a", "b", "c", "d", "e") and "a, b, c and 2 more" in verdict.sentence

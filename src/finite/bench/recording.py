@@ -1,7 +1,7 @@
 """What recording costs: the same training with default recording and with none, side by side, and the writer at rest.
 
-Recording works inside the training process, so its cost is all there is to measure: steps of both trainings in turn; the
-share of the time that histograms and pictures are allowed, which are rare; what each epoch pays, and the graph, once.
+Recording works inside the training process, so its cost is all there is to measure: steps of both trainings in turn, every
+one recorded (one in `summary.every_steps` is, so a median over the default's steps would not see them); the share of the time that histograms and pictures are allowed, which are rare; what each epoch pays, and the graph, once.
 Together they are the cost of the default job.
 """
 
@@ -35,7 +35,7 @@ class Training:
         from finite.tasks import TASKS
 
         self.config = config.model_copy(update={
-            "stages": config.stages[-1:], "summary": config.summary.model_copy(update={"enabled": recorded}),
+            "stages": config.stages[-1:], "summary": config.summary.model_copy(update={"enabled": recorded, "every_steps": 1}),
             "checkpoint": config.checkpoint.model_copy(update={"every_steps": 10**9})})  # fmt: skip
         run = RunFolder.create(folder, "recorded" if recorded else "bare")
         write_text(run.config, settings.dump(self.config))
@@ -81,7 +81,7 @@ class Training:
 
 
 def recording(config: Config) -> dict[str, Any]:
-    """The paired ratio of the steps; what epochs and the graph cost; all of it for the default job; CPU of the writer at rest."""
+    """The paired ratio of a recorded step and one that is not; what epochs and the graph cost; all of it for the default job; CPU of the writer at rest."""
     with tempfile.TemporaryDirectory() as folder:
         recorded, bare = (Training(config, Path(folder), on) for on in (True, False))
         one, other = recorded.steps(), bare.steps()
@@ -101,6 +101,6 @@ def recording(config: Config) -> dict[str, Any]:
         recorder.close()
     epochs = sum(s.epochs for s in config.stages)
     job = epochs * recorded.loop.steps_per_epoch * steps.second_ms / 1e3
-    share = steps.ratio - 1 + config.summary.share + (epochs * (epoch + page) + graph) / job
+    share = (steps.ratio - 1) / config.summary.every_steps + config.summary.share + (epochs * (epoch + page) + graph) / job
     return {"steps": asdict(steps), "own_ms": 1e3 * float(np.median(recorded.own)), "histograms": spent, "epoch_seconds": float(epoch), "report_seconds": float(page),
             "graph_seconds": graph, "job": share, "idle_cpu": idle}  # fmt: skip

@@ -176,7 +176,7 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
                 ("images/s the step eats", eaten), ("prepared / largest need", f"{found['times_the_need']:.1f}")]
     if name == "recording":
         steps = found["steps"]
-        return [("step with default recording / without", f"{steps['ratio']:.4f} [{steps['low']:.4f}, {steps['high']:.4f}]  "
+        return [("step that is recorded / without recording", f"{steps['ratio']:.4f} [{steps['low']:.4f}, {steps['high']:.4f}]  "
                  f"({steps['first_ms']:.0f} / {steps['second_ms']:.0f} ms, {steps['pairs']} pairs)"),
                 ("processor time of recording in a step", f"{found['own_ms']:.2f} ms"),
                 ("share of the time for histograms", f"{found['histograms']:.2%}"),

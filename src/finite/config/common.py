@@ -171,7 +171,7 @@ class Checkpoint(Group):
 
 class Summary(Group):
     enabled: Switch = True
-    every_steps: Count = 1
+    every_steps: Count = 5
     share: BelowOne = 0.01
     pictures: Annotated[Whole, Field(ge=0, le=12)] = 4
     graph: Switch = True

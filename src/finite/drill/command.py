@@ -51,7 +51,7 @@ def run(expected: Path, only: Sequence[str], seeds: Sequence[int], jobs: int, ou
 
 def processes(work: Path, expected: Path, todo: Sequence[Sequence[tuple]], console: Console) -> list[dict[str, Any]]:
     """One process for each list of runs; returns what all of them found."""
-    running = []
+    running, cores = [], sorted(os.sched_getaffinity(0))
     for number, part in enumerate(todo):
         if not part:
             continue
@@ -61,7 +61,10 @@ def processes(work: Path, expected: Path, todo: Sequence[Sequence[tuple]], conso
         log = (scratch / "log.txt").open("w")
         env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         command = [sys.executable, "-m", "finite.drill.command", str(scratch), str(expected)]
-        running.append((scratch, subprocess.Popen(command, cwd=scratch, env=env, stdout=log, stderr=subprocess.STDOUT)))
+        process = subprocess.Popen(command, cwd=scratch, env=env, stdout=log, stderr=subprocess.STDOUT)
+        if len(cores) >= len(todo):  # a share each: small steps on all cores at once spend their time waiting for each other
+            os.sched_setaffinity(process.pid, cores[number :: len(todo)])
+        running.append((scratch, process))
     total, told = sum(map(len, todo)), -1
     while True:
         alive = [process for _, process in running if process.poll() is None]

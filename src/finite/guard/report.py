@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: The leading scalars of the vector.
-HEAD = ("ok", "total", "norm", "norm_clipped", "learning_rate", "scale", "norm_limit", "spike", "rate_bad")
+#: The leading scalars of the vector: what the step was given, and what came of it.
+GIVEN = ("learning_rate", "scale", "norm_limit")
+HEAD = ("ok", "total", "norm", "norm_clipped", "spike")
 
 
 @dataclass(frozen=True)
@@ -25,21 +26,22 @@ class Limits:
 @dataclass(frozen=True)
 class Layout:
     """The blocks of the report vector, in order, each with its shape. T terms, B samples, F checked fields, P trained
-    parameters, S BatchNorm statistics, K key points, G groups. `active` (T,): whether the term counts in the loss; the
-    others are measured all the same."""
+    parameters, S BatchNorm statistics, K key points. `groups`: parts of the network, each with the numbers of its
+    parameters. `active` (T,): whether the term counts in the loss; the others are measured all the same."""
 
     terms: tuple[str, ...]
     fields: tuple[str, ...]
     parameters: tuple[str, ...]
     statistics: tuple[str, ...]
     points: tuple[str, ...]
-    groups: tuple[str, ...]
+    groups: Mapping[str, tuple[int, ...]]
     batch: int
     active: tuple[bool, ...]
 
     def blocks(self) -> list[tuple[str, tuple[int, ...]]]:
         t, b, p = len(self.terms), self.batch, len(self.parameters)
         return [
+            ("given", (len(GIVEN),)),
             ("head", (len(HEAD),)),
             ("raw", (t,)),
             ("bounded", (t,)),
@@ -49,10 +51,8 @@ class Layout:
             ("input_bad", (len(self.fields), b)),
             ("square_sum", (p,)),
             ("largest_gradient", (p,)),
-            ("gradient_bad", (p,)),
-            ("group_norm", (len(self.groups),)),
             ("statistics_bad", (len(self.statistics),)),
-            ("point_bad", (len(self.points),)),
+            ("point_sum", (len(self.points),)),
             ("point_fault", (len(self.points),)),
             ("point_largest", (len(self.points),)),
         ]
@@ -71,7 +71,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One attempt at a step, as the graph decided and measured it. Nothing here is computed again on the host."""
+    """One attempt at a step, as the graph decided and measured it. The host decides nothing again; it reads."""
 
     step: int
     layout: Layout
@@ -81,14 +81,25 @@ class StepReport:
     seconds: float
 
     def __getattr__(self, name: str) -> float:
-        if name in HEAD:
-            return float(self.blocks["head"][HEAD.index(name)])
+        for block, names in (("head", HEAD), ("given", GIVEN)):
+            if name in names:
+                return float(self.blocks[block][names.index(name)])
         raise AttributeError(name)
 
     @property
     def good(self) -> bool:
         """True when the weights were updated."""
         return self.ok > 0.5
+
+    @property
+    def rate_bad(self) -> bool:
+        """True when the learning rate alone was a reason to refuse."""
+        return not (np.isfinite(self.learning_rate) and self.learning_rate >= 0)
+
+    def part_norms(self) -> dict[str, float]:
+        """The gradient's norm over each part of the network; 0 for one that is not trained."""
+        square_sum = self.blocks["square_sum"]
+        return {part: float(np.sqrt(square_sum[list(members)].sum())) for part, members in self.layout.groups.items()}
 
     def table_bad(self) -> np.ndarray:
         """(T, B) bool: cells of the value table that count and are not finite."""
@@ -97,6 +108,10 @@ class StepReport:
     def named(self, block: str, names: Sequence[str]) -> list[str]:
         """The names whose flag is set in a block of flags."""
         return [name for name, flag in zip(names, self.blocks[block]) if flag > 0]
+
+    def not_finite(self, block: str, names: Sequence[str]) -> list[str]:
+        """The names whose number in a block of sums is not finite."""
+        return [name for name, finite in zip(names, np.isfinite(self.blocks[block])) if not finite]
 
     def bad_terms(self) -> list[str]:
         return [name for name, row in zip(self.layout.terms, self.table_bad()) if row.any()]
@@ -107,14 +122,14 @@ class StepReport:
         return [(self.layout.fields[f], int(r)) for f, r in zip(field, row)]
 
     def bad_gradients(self) -> list[str]:
-        return self.named("gradient_bad", self.layout.parameters)
+        return self.not_finite("square_sum", self.layout.parameters)
 
     def bad_statistics(self) -> list[str]:
         return self.named("statistics_bad", self.layout.statistics)
 
     def bad_points(self) -> list[str]:
         """Key points that hold a number that is not finite."""
-        return self.named("point_bad", self.layout.points)
+        return self.not_finite("point_sum", self.layout.points)
 
     def faulty_points(self) -> list[tuple[str, float]]:
         """(name, largest magnitude) of the key points that are dead (0) or far above their recent magnitude."""

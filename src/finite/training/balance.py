@@ -41,10 +41,10 @@ def log_variances(network: nn.Cell) -> tuple[Parameter, ...]:
     return tuple(network.balance.log_variances) if hasattr(network, BALANCE) else ()
 
 
-def balanced(log_variance, weighted_mean, weight_sum):
-    """One term's share of the loss: exp(-s) x + s / 2; 0, whatever s is, where the term's weight sum is 0."""
-    s = log_variance.reshape(())
-    return ops.select(weight_sum > 0, ops.exp(-s) * weighted_mean + 0.5 * s, ops.zeros_like(weighted_mean))
+def balanced(log_variances, weighted_means, weight_sums):
+    """The terms' shares of the loss, each of shape (T,): exp(-s) x + s / 2; 0, whatever s is, where the weight sum is 0."""
+    s = log_variances
+    return ops.select(weight_sums > 0, ops.exp(-s) * weighted_means + 0.5 * s, ops.zeros_like(weighted_means))
 
 
 def settled(after, before, gradient):

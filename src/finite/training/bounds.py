@@ -18,15 +18,15 @@ BOUNDS = ("scaled", "huber", "hard")
 
 
 def bound_cells(row, cap: float, kind: str):
-    """Bound every cell of one term's row.
+    """Bound every cell.
 
     Args:
-        row: raw values, float32, shape (B,).
+        row: raw values, float32, of any shape.
         cap: the largest value a cell may count with; positive.
-        kind: one of `BOUNDS`. `hard` leaves cells alone: it bounds the mean, see `term_mean`.
+        kind: one of `BOUNDS`. `hard` leaves cells alone: it bounds the mean, see `term_means`.
 
     Returns:
-        Tensor of shape (B,). A NaN cell stays NaN.
+        Tensor of the same shape. A NaN cell stays NaN.
     """
     if kind == "scaled":
         size = ops.stop_gradient(ops.abs(row))
@@ -38,28 +38,33 @@ def bound_cells(row, cap: float, kind: str):
     return row
 
 
-def weighted_sum(row, weight):
-    """sum(select(weight > 0, row, 0) * weight): a cell with weight 0 can't reach the sum, whatever it holds.
+def counted(table, weight):
+    """The cells that count: select(weight > 0, table, 0). A cell with weight 0 can't reach a sum, whatever it holds."""
+    return ops.select(weight > 0, table, ops.zeros_like(table))
+
+
+def weighted_sum(table, weight):
+    """(T, B) cells that count and their weights -> (T,) sums over each row of cell x weight.
 
     As a matrix product: MindSpore's CPU kernel for a sum to one number splits its work by trial in the first calls of a
     process, so the same numbers may give another last digit after a resume.
     """
-    used = ops.select(weight > 0, row, ops.zeros_like(row))
-    return ops.matmul(used.reshape((1, -1)), weight.reshape((-1, 1))).reshape(())
+    rows, columns = table.shape
+    return ops.bmm(table.reshape((rows, 1, columns)), weight.reshape((rows, columns, 1))).reshape((-1,))
 
 
-def term_mean(row, weight, denominator, cap: float, kind: str):
-    """One term's bounded mean.
+def term_means(used, weight, denominator, cap: float, kind: str):
+    """Bounded means of the terms.
 
     Args:
-        row: raw values (B,), float32.
-        weight: their weights (B,), at least 0.
-        denominator: max(sum of the weights over the global batch, 1).
+        used: raw values of the cells that count (T, B), float32: see `counted`.
+        weight: their weights (T, B), at least 0.
+        denominator: (T,) max(sum of the weights over the global batch, 1).
 
     Returns:
-        Scalar tensor: weighted_sum(bounded row) / denominator; with `hard`, min(mean, cap).
+        (T,): weighted_sum(bounded cells) / denominator; with `hard`, min(mean, cap).
     """
-    mean = weighted_sum(bound_cells(row, cap, kind), weight) / denominator
+    means = weighted_sum(bound_cells(used, cap, kind), weight) / denominator
     if kind == "hard":
-        return ops.select(mean > cap, ops.full_like(mean, cap), mean)
-    return mean
+        return ops.select(means > cap, ops.full_like(means, cap), means)
+    return means

@@ -238,7 +238,7 @@ class StageLoop:
                                "weighted": self.stage.weights[name] * bounded}
             line |= {"total": report.total, "terms": terms, "grad_norm": report.norm,
                      "grad_norm_clipped": report.norm_clipped,
-                     "part_norms": dict(zip(report.layout.groups, map(float, report.blocks["group_norm"]))),
+                     "part_norms": report.part_norms(),
                      "points": dict(zip(report.layout.points, map(float, report.blocks["point_largest"])))}
         if verdict.kind == v.HEALTHY:
             assert report is not None

@@ -28,12 +28,14 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from finite.config import Config, Stage
 from finite.tasks.base import Field
 from finite.training.balance import balanced
-from finite.training.bounds import term_mean, weighted_sum
+from finite.training.bounds import counted, term_means, weighted_sum
 from finite.training.optimizers import RatedOptimizer
 from finite.guard.report import Layout, Limits, StepReport
 
 #: A learning rate that no step accepts: for attempts that only look.
 DRY = -1.0
+#: The largest finite float32: `x <= LARGEST` is False for NaN and Inf.
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ def rules_of(config: Config, stage: Stage) -> StepRules:
     """A stage's constants."""
     return StepRules(stage.weights, config.loss.bound, config.loss.cap, config.training.clip_norm, config.guard.jump,
                      config.guard.spike.mode == "refuse")
+
+
+def column(values: Sequence[float]) -> Tensor:
+    """(N, 1) float32."""
+    return Tensor(np.array(values, np.float32).reshape((-1, 1)))
 
 
 def running_statistics(cell: nn.Cell) -> list[Parameter]:
@@ -93,46 +100,53 @@ class GuardedStep(nn.Cell):
         self.parameters_trained = ParameterTuple(optimizer.inner.parameters)
         names = [p.name for p in optimizer.inner.parameters]
         self.buffers = ParameterTuple(running_statistics(terms_cell))
-        self.checked = tuple((i, float(np.prod(f.shape) * max(f.low**2, f.high**2) * 1.001))  # room for rounding
-                             for i, f in enumerate(fields) if f.dtype == np.float32)
+        self.checked = tuple(i for i, f in enumerate(fields) if f.dtype == np.float32)
+        self.square_limits = column([np.prod(fields[i].shape) * max(fields[i].low**2, fields[i].high**2) * 1.001  # for rounding
+                                     for i in self.checked])
         self.half_square_sum = ops.L2Loss()  # sum(x^2) / 2 in one kernel, a quarter of the time of square and sum
         self.term_weights = tuple(float(rules.term_weights.get(name, 0.0)) for name in terms)
         self.balance = ParameterTuple(list(balance))
-        self.active = Tensor(np.array([[w != 0.0] for w in self.term_weights]))
-        self.parameter_ones = Tensor(np.ones((1, len(names)), np.float32))
-        self.group_matrix = Tensor(np.array([[fnmatchcase(n, pattern) for n in names] for pattern in groups.values()],
-                                            np.float32).reshape(len(groups), len(names)))
+        # Constants are tensors made here: made in the graph, each would be a kernel more.
+        self.active = Tensor(np.array([w != 0.0 for w in self.term_weights]))
+        self.active_table = Tensor(np.array([[w != 0.0] for w in self.term_weights]))
+        self.weight_row = Tensor(np.array(self.term_weights, np.float32))
+        self.no_share, self.share_ones = Tensor(np.zeros(len(terms), np.float32)), column([1.0] * len(terms))
+        self.parameter_ones, self.no_gradient = column([1.0] * len(names)), Tensor(np.zeros(len(names), np.float32))
+        self.no_spike = Tensor(0.0, ms.float32)
         sizes = [b.size for b in self.buffers]
         owner = np.zeros((sum(sizes), len(sizes)), np.float32)
         for i, (start, size) in enumerate(zip(np.cumsum([0, *sizes]), sizes)):
             owner[start : start + size, i] = 1.0
         self.buffer_owner = Tensor(owner) if sizes else None
         self.buffer_slices = tuple((int(s), int(s + n)) for s, n in zip(np.cumsum([0, *sizes]), sizes))
-        self.layout = Layout(tuple(terms), tuple(fields[i].name for i, _ in self.checked), tuple(names),
-                             tuple(b.name for b in self.buffers), tuple(points), tuple(groups), batch,
+        members = {part: tuple(i for i, name in enumerate(names) if fnmatchcase(name, pattern)) for part, pattern in groups.items()}
+        self.layout = Layout(tuple(terms), tuple(fields[i].name for i in self.checked), tuple(names),
+                             tuple(b.name for b in self.buffers), tuple(points), members, batch,
                              tuple(w != 0.0 for w in self.term_weights))
         self.value_and_grad = ms.value_and_grad(self.loss, None, self.parameters_trained, has_aux=True)
 
     def loss(self, scale, *batch):
         """Scaled loss, then what the verdict reads: tables, means, key points."""
         values, weights, points = self.terms_cell(*batch)
-        raw, bounded, sums = (), (), ()
-        total = ops.zeros((), ms.float32)
+        rows = ()
         for i in range(len(values)):
-            weight_sum = weighted_sum(ops.ones_like(weights[i]), weights[i])
-            denominator = ops.maximum(weight_sum, Tensor(1.0, ms.float32))
-            sums += (weight_sum,)
-            raw += (ops.stop_gradient(weighted_sum(values[i], weights[i]) / denominator),)
-            row = values[i] if self.term_weights[i] != 0.0 else ops.stop_gradient(values[i])
-            mean = term_mean(row, weights[i], denominator, self.cap, self.bound)
-            bounded += (ops.stop_gradient(mean),)
-            if self.term_weights[i] != 0.0:
-                weighted = self.term_weights[i] * mean
-                total = total + (balanced(self.balance[i], weighted, weight_sum) if self.balance else weighted)
-        bad, largest = self.look_at(points)
-        aux = (ops.stop_gradient(total), ops.stack(values), ops.stack(weights), ops.stack(raw), ops.stack(bounded),
-               ops.stack(sums), bad, largest)
-        return total * scale, aux
+            rows += (values[i] if self.term_weights[i] != 0.0 else ops.stop_gradient(values[i]),)
+        table, weight = ops.stack(rows), ops.stack(weights)
+        used = counted(table, weight)
+        sums = weighted_sum((weight > 0).astype(ms.float32), weight)
+        denominator = ops.maximum(sums, Tensor(1.0, ms.float32))
+        means = term_means(used, weight, denominator, self.cap, self.bound)
+        shares = means * self.weight_row
+        if self.balance:
+            shares = balanced(ops.cat(self.balance), shares, sums)
+        total = ops.matmul(ops.select(self.active, shares, self.no_share).reshape((1, -1)), self.share_ones).reshape(())
+        raw = weighted_sum(used, weight) / denominator
+        sums_of, largest = self.look_at(points)
+        aux = (total, used, weight, ops.stack((raw, means, sums)), table, sums_of, largest)
+        stopped = ()
+        for x in aux:
+            stopped += (ops.stop_gradient(x),)
+        return total * scale, stopped
 
     def flat_buffers(self):
         """All running statistics as one vector: a copy, which later changes of the parameters don't reach."""
@@ -148,23 +162,21 @@ class GuardedStep(nn.Cell):
         has held every single value against the range before the step (data/pipeline.py); this is what the graph knows
         by itself, at a tenth of the cost.
         """
-        flags = ()
-        for k in range(len(self.checked)):
-            i, bound = self.checked[k]
-            x = batch[i].reshape((batch[i].shape[0], 1, -1))
-            square_sum = ops.bmm(x, x.reshape((batch[i].shape[0], -1, 1))).reshape((-1,))
-            flags += (1.0 - (square_sum <= bound).astype(ms.float32),)  # False for NaN
-        return ops.stack(flags)
+        sums = ()
+        for i in self.checked:
+            x = batch[i].reshape((batch[i].shape[0], -1))
+            sums += (ops.matmul(x * x, ops.ones((x.shape[1], 1), ms.float32)).reshape((-1,)),)
+        return ops.logical_not(ops.stack(sums) <= self.square_limits).astype(ms.float32)  # <= is False for NaN
 
     def look_at(self, points):
-        """(K,) 1 where a key point holds a number that is not finite; (K,) its largest magnitude."""
-        extremes, sums = (), ()
-        for point in points:
-            p = ops.stop_gradient(point).astype(ms.float32).reshape((point.shape[0], -1))
-            extremes += (p.max(axis=1), -(p.min(axis=1)))
-            sums += (ops.matmul(p, ops.ones((p.shape[1], 1), ms.float32)).reshape((-1,)),)  # NaN and Inf can't leave a sum
-        finite = ops.isfinite(ops.stack(sums)).astype(ms.float32).min(axis=1)
-        return 1.0 - finite, ops.stack(extremes).max(axis=1).reshape((-1, 2)).max(axis=1)
+        """(K,) a sum over each key point, which NaN and Inf can't leave finite; (K,) its largest magnitude."""
+        sums, largest = (), ()
+        for i in range(len(points)):
+            p = ops.stop_gradient(points[i]).astype(ms.float32).reshape((points[i].shape[0], -1))
+            flat = p.reshape((1, -1))
+            sums += (ops.matmul(flat, ops.ones((flat.shape[1], 1), ms.float32)).reshape(()),)
+            largest += (ops.abs(p).max(axis=1).max(),)  # in two steps: a maximum over everything at once takes one thread
+        return ops.stack(sums), ops.stack(largest)
 
     @ms.jit
     def construct(self, rate, scale, norm_limit, point_limit, *batch):
@@ -174,53 +186,49 @@ class GuardedStep(nn.Cell):
             batch = ops.depend(batch, before)
         input_bad = self.input_flags(batch)
         (_, aux), gradients = self.value_and_grad(scale, *batch)
-        total, values, weights, raw, bounded, sums, point_bad, point_largest = aux
+        total, used, weight, means, table, point_sum, point_largest = aux
 
         squares = ()
         for g in gradients:
             squares += (self.half_square_sum(g.astype(ms.float32)),)
         inverse = 1.0 / scale
         square_sum = ops.stack(squares) * (2.0 * inverse * inverse)
-        gradient_bad = ops.logical_not(ops.isfinite(square_sum)).astype(ms.float32)
-        # Matrix products, not `sum`: see bounds.weighted_sum. The norm clips the update, so its last digit matters.
-        norm = ops.sqrt(ops.matmul(self.parameter_ones, square_sum.reshape((-1, 1))).reshape(()))
-        in_group = ops.select(self.group_matrix > 0, square_sum + ops.zeros_like(self.group_matrix),
-                              ops.zeros_like(self.group_matrix))  # 0 x Inf would spoil the norms of the healthy parts
-        group_norm = ops.sqrt(ops.matmul(in_group, self.parameter_ones.reshape((-1, 1))).reshape((-1,)))
+        # A matrix product, not `sum`: see bounds.weighted_sum. The norm clips the update, so its last digit matters. A
+        # gradient that is not finite leaves none to it.
+        norm = ops.sqrt(ops.matmul(square_sum.reshape((1, -1)), self.parameter_ones).reshape(()))
 
-        statistics_bad = ops.zeros((1,), ms.float32)
-        if self.buffers:
-            after = self.flat_buffers()
-            recent = ops.maximum(ops.abs(before), ops.ones_like(before))
-            fine = ops.abs(after) <= recent * self.jump  # False for NaN
-            statistics_bad = ops.matmul((1.0 - fine.astype(ms.float32)).reshape((1, -1)), self.buffer_owner).reshape((-1,))
-
-        table_bad = ops.logical_and(ops.logical_not(ops.isfinite(values)), ops.logical_and(weights > 0, self.active))
-        spike = (norm > norm_limit).astype(ms.float32) if self.refuse_spikes else ops.zeros_like(norm)
+        # A cell without weight is 0 in `used`; a term out of use is no fault.
+        table_bad = ops.logical_and(ops.logical_not(ops.isfinite(used)), self.active_table)
         # Dead (all 0: nothing behind it can learn) or exploded. One that is not finite is for the tables and gradients to
         # judge: it may belong to a term that is out of use.
-        exploded = ops.logical_and(ops.isfinite(point_largest), point_largest > point_limit)
+        exploded = ops.logical_and(point_largest > point_limit, point_largest <= LARGEST)
         point_fault = ops.logical_or(point_largest == 0, exploded).astype(ms.float32)
-        rate_bad = 1.0 - ops.logical_and(ops.isfinite(rate), rate >= 0).astype(ms.float32)
-        faults = (input_bad.sum() + table_bad.astype(ms.float32).sum() + gradient_bad.sum() + statistics_bad.sum()
-                  + point_fault.sum() + rate_bad + 1.0 - ops.isfinite(norm).astype(ms.float32))
-        limit = ops.full_like(norm, self.clip_norm)
+        flags = (input_bad.reshape((-1,)), table_bad.reshape((-1,)).astype(ms.float32), point_fault)
+        statistics = ()
+        if self.buffers:
+            after = self.flat_buffers()
+            fine = ops.abs(after) <= ops.maximum(ops.abs(before), Tensor(1.0, ms.float32)) * self.jump  # False for NaN
+            bad = ops.logical_not(fine).astype(ms.float32).reshape((1, -1))
+            statistics = (ops.matmul(bad, self.buffer_owner).reshape((-1,)),)
+        faults = ops.cat(flags + statistics).max()
+        ok = ops.logical_and(ops.logical_and(faults == 0, norm <= LARGEST), ops.logical_and(rate >= 0, rate <= LARGEST))
+        spike = self.no_spike
+        limit = Tensor(self.clip_norm, ms.float32)
         if self.refuse_spikes:
-            faults = faults + spike
+            ok, spike = ops.logical_and(ok, norm <= norm_limit), (norm > norm_limit).astype(ms.float32)
         else:
-            limit = ops.minimum(limit, norm_limit)
-        ok = faults == 0
-        factor = ops.minimum(Tensor(1.0, ms.float32), limit / (norm + 1e-6))
-        largest_gradient = ops.zeros_like(square_sum)
-        done = norm
+            limit = ops.minimum(norm_limit, limit)
+        factor = ops.minimum(limit / (norm + 1e-6), Tensor(1.0, ms.float32))
         if self.optimizer.summed is not None:
             factor = Tensor(1.0, ms.float32)  # the sum is clipped, not what enters it
+        largest_gradient = self.no_gradient
+        done = norm
         if ok:
             clipped = ()
             for g in gradients:
                 clipped += (g.astype(ms.float32) * (factor * inverse),)
             if self.optimizer.summed is not None:
-                samples = ops.select(self.active.reshape((-1,)), sums, ops.zeros_like(sums)).max()
+                samples = ops.select(self.active, means[2], self.no_share).max()
                 done = ops.depend(norm, self.optimizer.summed.add(clipped, samples))
             else:
                 done = ops.depend(norm, self.optimizer(rate, clipped))
@@ -233,12 +241,9 @@ class GuardedStep(nn.Cell):
                 for i in range(len(self.buffer_slices)):
                     start, end = self.buffer_slices[i]
                     ops.assign(self.buffers[i], before[start:end])
-        head = ops.stack((ok.astype(ms.float32), total, done, norm * factor, rate, scale, norm_limit, spike, rate_bad))
-        parts = (head, raw, bounded, sums, values.reshape((-1,)), weights.reshape((-1,)), input_bad.reshape((-1,)),
-                 square_sum, largest_gradient, gradient_bad, group_norm)
-        if self.buffers:
-            parts += (statistics_bad,)
-        return ops.cat(parts + (point_bad, point_fault, point_largest))
+        head = ops.stack((ok.astype(ms.float32), total, done, norm * factor, spike))
+        return ops.cat((head, means.reshape((-1,)), table.reshape((-1,)), weight.reshape((-1,)), flags[0], square_sum,
+                        largest_gradient) + statistics + (point_sum, point_fault, point_largest))
 
     @ms.jit
     def update(self, rate, norm_limit):
@@ -246,7 +251,7 @@ class GuardedStep(nn.Cell):
         squares = ()
         for g in gradients:
             squares += (self.half_square_sum(g),)
-        norm = ops.sqrt(2.0 * ops.matmul(self.parameter_ones, ops.stack(squares).reshape((-1, 1))).reshape(()))
+        norm = ops.sqrt(2.0 * ops.matmul(ops.stack(squares).reshape((1, -1)), self.parameter_ones).reshape(()))
         limit = ops.full_like(norm, self.clip_norm)
         if not self.refuse_spikes:
             limit = ops.minimum(limit, norm_limit)
@@ -277,8 +282,8 @@ class GuardedStep(nn.Cell):
         started = time.perf_counter()
         arrays = [Tensor(batch.arrays[f.name]) for f in fields]
         points = np.full(len(self.layout.points), np.inf, np.float32) if limits.points is None else limits.points
-        vector = self(Tensor(rate, ms.float32), Tensor(scale, ms.float32), Tensor(limits.norm, ms.float32),
-                      Tensor(points.astype(np.float32)), *arrays)
-        blocks = self.layout.unpack(vector.asnumpy())
+        given = np.array((rate, scale, limits.norm), np.float32)
+        vector = self(*(Tensor(x) for x in given), Tensor(points.astype(np.float32)), *arrays)
+        blocks = self.layout.unpack(np.concatenate((given, vector.asnumpy())))
         return StepReport(step, self.layout, tuple(int(i) for i in batch.indices), batch.use, blocks,
                           time.perf_counter() - started)
