@@ -12,7 +12,7 @@ from rich.table import Table
 
 from finite.data.audit import Audit
 from finite.data.sample import Finding
-from finite.data.text import printable
+from finite.data.text import printable, short
 from finite.errors import UserError
 
 _COLOURS = {
@@ -25,7 +25,7 @@ _COLOURS = {
 }
 _EXAMPLES = 3
 _CLASSES = 100  # lines of the table of classes
-_NAME = 60  # characters of a class name in it: a damaged list may hold one of megabytes
+_NAME, _LINE = 60, 500  # characters shown of a class name, and of a finding
 
 
 def document(audit: Audit) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def sentences(findings: Sequence[Finding]) -> list[str]:
         first = group[0]
         if first.action in ("note", "fix") and not first.reason.startswith("LEAK"):
             continue
-        shown = "; ".join(f"{printable(place(finding))}: {printable(finding.reason)}" for finding in group[:_EXAMPLES])
+        shown = "; ".join(printable(short(f"{place(finding)}: {finding.reason}", _LINE)) for finding in group[:_EXAMPLES])
         more = f"; and {len(group) - _EXAMPLES} more" if len(group) > _EXAMPLES else ""
         done = {"drop_object": "object set aside", "drop_image": "image set aside", "drop_file": "file set aside"}
         lines.append(f"{first.kind.replace('_', ' ')} ({done.get(first.action, first.action)}, {len(group)} in all): {shown}{more}")
@@ -120,7 +120,7 @@ def show(audit: Audit, console: Console, every: bool = False) -> None:
     if "targets" in audit.statistics:
         console.print(_targets(audit.statistics))
     if not audit.usable:
-        console.print(f"[bold red]Nothing to train on.[/] {escape(printable(audit.why_unusable()))}", highlight=False)
+        console.print(f"[bold red]Nothing to train on.[/] {escape(printable(short(audit.why_unusable(), _LINE)))}", highlight=False)
     elif not audit.findings:
         console.print("Nothing to complain about.")
 
@@ -134,7 +134,7 @@ def _findings(findings: Sequence[Finding], every: bool) -> Table:
         lines = []
         for finding in islice(group, None if every else _EXAMPLES):
             value = f" [{finding.value}]" if finding.value else ""
-            lines.append(f"{place(finding)}{value}: {finding.reason}")
+            lines.append(short(f"{place(finding)}{value}: {finding.reason}", _LINE))
         if len(group) > len(lines):
             lines.append("...")
         style = "bold red" if first.reason.startswith("LEAK") else _COLOURS[first.action]
@@ -162,8 +162,7 @@ def _classes(audit: Audit) -> Table:
     for position, (name, total) in islice(enumerate(audit.classes.items()), _CLASSES):
         number = audit.image_set.class_ids.get(name)
         shown = f"{position}" if number in (None, position) else f"{position} (file: {number})"
-        short = name if len(name) <= _NAME else f"{name[:_NAME]}..."
-        table.add_row(escape(printable(short)), shown, *(str(counts[split][name]) for split in splits), str(total))
+        table.add_row(escape(printable(short(name, _NAME))), shown, *(str(counts[split][name]) for split in splits), str(total))
     if len(audit.classes) > _CLASSES:
         table.add_row(f"and {len(audit.classes) - _CLASSES} more: --json FILE writes them down", style="dim")
     table.add_row(

@@ -86,6 +86,11 @@ def printable(text: str) -> str:
     )
 
 
+def short(text: str, most: int) -> str:
+    """The text as far as `most` characters, with "..." for the rest: a damaged file may hold a word of megabytes."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def whole(text: str) -> str:
     """Text without halves of surrogate pairs (JSON and YAML escapes can write them): those cannot be encoded again."""
     return text.encode("utf-8", "replace").decode("utf-8")
