@@ -22,7 +22,7 @@ STEPS, REFUSED = 3000, (700, 1501, 2800)
 
 def toy_config(epochs: int = 1, **summary) -> Config:
     stage = Stage(name="joint", epochs=epochs, learning_rate=1e-3, weights={"class": 1.0, "box": 0.5})
-    values = {"training": {"batch_size": 4}, "stages": [stage.model_dump()], "summary": summary, "guard": {"diagnose": False}}
+    values = {"training": {"batch_size": 4}, "stages": [stage.model_dump()], "summary": {"every_steps": 1, **summary}, "guard": {"diagnose": False}}
     return Config.model_validate(values)
 
 
