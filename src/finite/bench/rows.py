@@ -30,7 +30,7 @@ def guard_cost(config: Config) -> dict[str, Any]:
     for stage in config.stages:
         guarded, _, _ = guarded_step(config, stage)
         found = pairs(guarded, bare_step(config, stage), PAIRS)
-        out[stage.name] = asdict(found)
+        out[stage.name] = asdict(found) | {"epochs": stage.epochs}
     return out
 
 
@@ -158,9 +158,11 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     if name == "data":
         return data.lines(found)
     if name == "guard":
+        bare = sum(f["epochs"] * f["second_ms"] for f in found.values())
+        job = sum(f["epochs"] * f["second_ms"] * f["ratio"] for f in found.values()) / bare
         return [(f"guarded step / bare step, stage {stage}",
-                 f"{f['ratio']:.3f} [{f['low']:.3f}, {f['high']:.3f}]  ({f['first_ms']:.0f} / {f['second_ms']:.0f} ms, {f['pairs']} pairs)")
-                for stage, f in found.items()]
+                 f"{f['ratio']:.3f} [{f['low']:.3f}, {f['high']:.3f}]  ({f['first_ms']:.1f} / {f['second_ms']:.1f} ms, {f['pairs']} pairs)")
+                for stage, f in found.items()] + [("the same, all steps of the default job", f"{job:.3f}")]
     if name == "incident":
         return [(f"bad step to written diagnosis: {what}", f"{f['seconds']:.2f} s, {f['bytes'] / 1e6:.1f} MB")
                 for what, f in found.items()]
