@@ -11,6 +11,10 @@ import numpy as np
 
 #: The leading scalars of the vector.
 HEAD = ("ok", "total", "norm", "norm_clipped", "learning_rate", "scale", "norm_limit", "spike", "rate_bad")
+#: What each of several workers tells the others with a step: its host has refused its rows; if all its rows hold the same
+#: input, a number for that input (else -1); it was asked to stop.
+SIGNALS = ("refused", "alike", "stop")
+NO_SIGNAL = (0.0, -1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Limits:
 class Layout:
     """The blocks of the report vector, in order, each with its shape. T terms, B samples, F checked fields, P trained
     parameters, S BatchNorm statistics, K key points, G groups. `active` (T,): whether the term counts in the loss; the
-    others are measured all the same."""
+    others are measured all the same. Above one worker each has told its SIGNALS; B is the batch of all of them."""
 
     terms: tuple[str, ...]
     fields: tuple[str, ...]
@@ -36,6 +40,7 @@ class Layout:
     groups: tuple[str, ...]
     batch: int
     active: tuple[bool, ...]
+    workers: int = 1
 
     def blocks(self) -> list[tuple[str, tuple[int, ...]]]:
         t, b, p = len(self.terms), self.batch, len(self.parameters)
@@ -55,6 +60,7 @@ class Layout:
             ("point_bad", (len(self.points),)),
             ("point_fault", (len(self.points),)),
             ("point_largest", (len(self.points),)),
+            *([("signals", (self.workers, len(SIGNALS)))] if self.workers > 1 else []),
         ]
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
@@ -89,6 +95,10 @@ class StepReport:
     def good(self) -> bool:
         """True when the weights were updated."""
         return self.ok > 0.5
+
+    def signal(self, name: str) -> np.ndarray:
+        """(N,) a signal of each worker; empty where there is one worker, which needs none."""
+        return self.blocks["signals"][:, SIGNALS.index(name)] if "signals" in self.blocks else np.zeros(0, np.float32)
 
     def table_bad(self) -> np.ndarray:
         """(T, B) bool: cells of the value table that count and are not finite."""

@@ -30,7 +30,7 @@ from finite.tasks.base import Field
 from finite.training.balance import balanced
 from finite.training.bounds import term_mean, weighted_sum
 from finite.training.optimizers import RatedOptimizer
-from finite.guard.report import Layout, Limits, StepReport
+from finite.guard.report import NO_SIGNAL, Layout, Limits, StepReport
 
 #: A learning rate that no step accepts: for attempts that only look.
 DRY = -1.0
@@ -166,6 +166,14 @@ class GuardedStep(nn.Cell):
         finite = ops.isfinite(ops.stack(sums)).astype(ms.float32).min(axis=1)
         return 1.0 - finite, ops.stack(extremes).max(axis=1).reshape((-1, 2)).max(axis=1)
 
+    def shared(self, aux, gradients, input_bad, statistics_bad, batch):
+        """What was found of all workers' rows, and what they signal. Of one worker: as it is (see parallel_step.py)."""
+        return aux, gradients, input_bad, statistics_bad, ()
+
+    def inputs(self, batch, fields: Sequence[Field], signals: Sequence[float]) -> list[Tensor]:
+        """What the graph takes of a host batch."""
+        return [Tensor(batch.arrays[f.name]) for f in fields]
+
     @ms.jit
     def construct(self, rate, scale, norm_limit, point_limit, *batch):
         before = None
@@ -174,6 +182,15 @@ class GuardedStep(nn.Cell):
             batch = ops.depend(batch, before)
         input_bad = self.input_flags(batch)
         (_, aux), gradients = self.value_and_grad(scale, *batch)
+
+        statistics_bad = ops.zeros((1,), ms.float32)
+        if self.buffers:
+            after = self.flat_buffers()
+            recent = ops.maximum(ops.abs(before), ops.ones_like(before))
+            fine = ops.abs(after) <= recent * self.jump  # False for NaN
+            statistics_bad = ops.matmul((1.0 - fine.astype(ms.float32)).reshape((1, -1)), self.buffer_owner).reshape((-1,))
+
+        aux, gradients, input_bad, statistics_bad, signals = self.shared(aux, gradients, input_bad, statistics_bad, batch)
         total, values, weights, raw, bounded, sums, point_bad, point_largest = aux
 
         squares = ()
@@ -188,13 +205,6 @@ class GuardedStep(nn.Cell):
                               ops.zeros_like(self.group_matrix))  # 0 x Inf would spoil the norms of the healthy parts
         group_norm = ops.sqrt(ops.matmul(in_group, self.parameter_ones.reshape((-1, 1))).reshape((-1,)))
 
-        statistics_bad = ops.zeros((1,), ms.float32)
-        if self.buffers:
-            after = self.flat_buffers()
-            recent = ops.maximum(ops.abs(before), ops.ones_like(before))
-            fine = ops.abs(after) <= recent * self.jump  # False for NaN
-            statistics_bad = ops.matmul((1.0 - fine.astype(ms.float32)).reshape((1, -1)), self.buffer_owner).reshape((-1,))
-
         table_bad = ops.logical_and(ops.logical_not(ops.isfinite(values)), ops.logical_and(weights > 0, self.active))
         spike = (norm > norm_limit).astype(ms.float32) if self.refuse_spikes else ops.zeros_like(norm)
         # Dead (all 0: nothing behind it can learn) or exploded. One that is not finite is for the tables and gradients to
@@ -204,6 +214,8 @@ class GuardedStep(nn.Cell):
         rate_bad = 1.0 - ops.logical_and(ops.isfinite(rate), rate >= 0).astype(ms.float32)
         faults = (input_bad.sum() + table_bad.astype(ms.float32).sum() + gradient_bad.sum() + statistics_bad.sum()
                   + point_fault.sum() + rate_bad + 1.0 - ops.isfinite(norm).astype(ms.float32))
+        for told in signals:
+            faults = faults + self.refusals(told)
         limit = ops.full_like(norm, self.clip_norm)
         if self.refuse_spikes:
             faults = faults + spike
@@ -238,7 +250,10 @@ class GuardedStep(nn.Cell):
                  square_sum, largest_gradient, gradient_bad, group_norm)
         if self.buffers:
             parts += (statistics_bad,)
-        return ops.cat(parts + (point_bad, point_fault, point_largest))
+        parts += (point_bad, point_fault, point_largest)
+        for told in signals:
+            parts += (told.reshape((-1,)),)
+        return ops.cat(parts)
 
     @ms.jit
     def update(self, rate, norm_limit):
@@ -269,13 +284,15 @@ class GuardedStep(nn.Cell):
         ok, norm, clipped = self.update(Tensor(rate, ms.float32), Tensor(norm_limit, ms.float32)).asnumpy().tolist()
         return ok > 0.5, norm, clipped
 
-    def run(self, step: int, batch, rate: float, scale: float, limits: Limits, fields: Sequence[Field]) -> StepReport:
+    def run(self, step: int, batch, rate: float, scale: float, limits: Limits, fields: Sequence[Field],
+            signals: Sequence[float] = NO_SIGNAL) -> StepReport:
         """One attempt at a step with a host batch (data/pipeline.py). Returns its report after the device is done.
+        `signals`: what one of several workers tells the others.
 
         With `rate` DRY nothing is updated whatever the batch: the report tells how the step would have been judged.
         """
         started = time.perf_counter()
-        arrays = [Tensor(batch.arrays[f.name]) for f in fields]
+        arrays = self.inputs(batch, fields, signals)
         points = np.full(len(self.layout.points), np.inf, np.float32) if limits.points is None else limits.points
         vector = self(Tensor(rate, ms.float32), Tensor(scale, ms.float32), Tensor(limits.norm, ms.float32),
                       Tensor(points.astype(np.float32)), *arrays)
