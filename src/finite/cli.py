@@ -1,7 +1,7 @@
 """The command line: verbs and options, and the one place that turns an error into a clear line and an exit code.
 
-Exit codes: 0 done, 1 a bug of Finite, 2 a mistake that the user can mend, 3 stopped by the numeric guard,
-130 interrupted, 141 the reader of the output has gone. Whatever is heavy to import is imported inside the verbs, so
+Exit codes: 0 done, 1 a bug of Finite, 2 a mistake that the user can mend, 3 stopped by the numeric guard, 4 a worker was
+lost, 130 interrupted, 141 the reader of the output has gone. Whatever is heavy to import is imported inside the verbs, so
 that `--help` answers at once.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import finite
-from finite import runtime
-from finite.errors import GuardStop, Interrupted, UserError
+from finite import launcher, runtime
+from finite.errors import GuardStop, Interrupted, UserError, WorkerLost
 from finite.run import explained
 
 if TYPE_CHECKING:
@@ -43,13 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from finite.monitor.console import Console
 
         console = Console(plain=args.plain, stderr=args.verb == "predict")
-        args.call(args, console)
-        return 0
+        return args.call(args, console) or 0
     except UserError as error:
         return _failed("error", str(error), error.exit_code, console)
     except GuardStop as error:
         return _failed("stopped by the guard", str(error), error.exit_code, console)
-    except Interrupted as error:
+    except (Interrupted, WorkerLost) as error:
         return _failed("", str(error), error.exit_code, console)
     except KeyboardInterrupt:
         return _failed("interrupted", f"stopped at once{_resume_hint(console)}", 130, console)
@@ -98,13 +97,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     argv = list(argv)
     if not argv or argv[0] not in ("-h", "--help", "--version") and argv[0].startswith("-"):
         argv.insert(0, "train")
-    return _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
+    args.argv = argv
+    return args
 
 
 # ---- the verbs -------------------------------------------------------------------------------------------------------
 
 
-def _train(args: argparse.Namespace, console: "Console") -> None:
+def _train(args: argparse.Namespace, console: "Console") -> int | None:
     from finite import config
     from finite.run import RunFolder, TrainOptions
 
@@ -130,12 +131,17 @@ def _train(args: argparse.Namespace, console: "Console") -> None:
             init=RunFolder.open(args.init) if args.init else None,
             overfit=args.overfit,
         )
+    if args.workers and args.workers > 1 and not launcher.launched():
+        return launcher.train(args.argv, args.workers, settings.runs, options, console)
     if runtime.applied:
         reasons = "; ".join(f"{name}={value} ({why})" for name, value, why in runtime.applied)
         console.note(f"set for this machine: {reasons}")
     from finite.job import run as run_job
+    from finite.training.parallel import joined
 
-    run_job(settings, options, console)
+    with joined(settings) as workers:
+        run_job(settings, options, console, workers)
+    return None
 
 
 def _evaluate(args: argparse.Namespace, console: "Console") -> None:
@@ -326,6 +332,7 @@ def _parser() -> argparse.ArgumentParser:
         help="change one setting, as training.batch_size=16; may be repeated, the last one wins",
     )
     train.add_argument("--seed", type=_at_least(0), metavar="N", help="short for --set seed=N")
+    train.add_argument("--workers", type=_at_least(1), metavar="N", help="train in N processes on this machine (docs/workers.md)")
     train.add_argument("--run", metavar="DIR", help="name of the run folder to make (default: date and time)")
     train.add_argument(
         "--resume", nargs="?", const="", metavar="DIR",

@@ -113,7 +113,8 @@ class RunFolder:
                 except OSError as error:
                     raise explained(error, path) from error
         path = base / name if Path(name).name == name else Path(name)
-        if name in ("", ".", "..") or path.is_dir() and any(path.iterdir()):
+        used = path.is_dir() and any(inside.name != "workers" for inside in path.iterdir())  # their logs come first
+        if name in ("", ".", "..") or used:
             raise UserError(f"{path}: the run folder is in use; choose another --run, or go on with --resume {path}")
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -113,9 +113,10 @@ class Loader:
         shuffle = epoch is not None
         return plan(len(self.source), self.batch_size, self.seed, epoch or 0, shuffle, quarantined)
 
-    def batch(self, epoch: int | None, number: int, quarantined: Collection[int] = ()) -> Batch:
-        """Batch `number` of an epoch, at once: to replay a step, or run it again without `quarantined`."""
-        return self._assemble(epoch, *self.plan(epoch, quarantined)[number])
+    def batch(self, epoch: int | None, number: int, quarantined: Collection[int] = (), whole: bool = False) -> Batch:
+        """Batch `number` of an epoch, at once: to replay a step, or run it again without `quarantined`; with `whole` the rows
+        of other workers too."""
+        return self._assemble(epoch, *self.plan(epoch, quarantined)[number], whole)
 
     def epoch(self, epoch: int | None, start: int = 0, quarantined: Collection[int] = (), every: int = 1) -> Iterator[Batch]:
         """The batches of an epoch from number `start` on, in order, or one in `every`. Closing the iterator early ends its threads.
@@ -139,9 +140,9 @@ class Loader:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _assemble(self, epoch: int | None, indices: np.ndarray, use: np.ndarray) -> Batch:
+    def _assemble(self, epoch: int | None, indices: np.ndarray, use: np.ndarray, whole: bool = False) -> Batch:
         fields = self.source.fields
-        batch = Batch({}, use, indices, part=self.part)
+        batch = Batch({}, use, indices, part=None if whole else self.part)
         held, unreadable = batch.held(), batch.unreadable
         batch.arrays.update({field.name: np.zeros((len(held), *field.shape), field.dtype) for field in fields})
         for place, row_number in enumerate(held):  # row by row into place: its memory is used again at once

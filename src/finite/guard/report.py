@@ -100,6 +100,11 @@ class StepReport:
         """(N,) a signal of each worker; empty where there is one worker, which needs none."""
         return self.blocks["signals"][:, SIGNALS.index(name)] if "signals" in self.blocks else np.zeros(0, np.float32)
 
+    def hosts_refused(self) -> bool:
+        """Whether a worker's host refused its rows, or all workers say that their rows are copies of one input."""
+        same = self.signal("alike")
+        return bool(self.signal("refused").any() or same.size and same.min() >= 0 and (same == same[0]).all())
+
     def table_bad(self) -> np.ndarray:
         """(T, B) bool: cells of the value table that count and are not finite."""
         return ~np.isfinite(self.blocks["values"]) & (self.blocks["weights"] > 0)

@@ -30,6 +30,9 @@ import numpy as np
 from finite.config import Config
 from finite.data.pipeline import Batch
 from finite.errors import GuardStop, Interrupted, UserError
+from finite.guard import verdict as v
+from finite.tasks.base import Field
+from finite.training.screen import screened
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -59,9 +62,17 @@ class Workers:
     def share(self, rows: int) -> slice:
         return self.shares(rows)[self.rank]
 
+    def part(self, rows: int) -> slice | None:
+        """What a Loader reads of each batch; None: all of it."""
+        return None if self.size == 1 else self.share(rows)
+
     def holder(self, row: int, rows: int) -> int:
         """The worker that computes a row of a batch of `rows`."""
         return next(r for r, share in enumerate(self.shares(rows)) if row < share.stop)
+
+    def told(self, row: int, rows: int) -> str:
+        """Words for the worker that had a row; none where there is one worker."""
+        return "" if self.size == 1 else f" (worker {self.holder(row, rows)})"
 
     # ---- exchange ------------------------------------------------------------------------------------------------
 
@@ -163,6 +174,9 @@ def joined(config: Config) -> Iterator[Workers]:
     from finite.training.state import use_device
 
     use_device(config)
+    rank = os.environ.get("MS_NODE_ID", "?")  # given out by the scheduler where msrun was told no node's number
+    if os.environ["MS_ROLE"] == "MS_WORKER":
+        print(f"worker {rank} of {os.environ['MS_WORKER_NUM']}: process {os.getpid()}", flush=True)
     communication.init()
     workers = Workers(communication.get_rank(), communication.get_group_size())
     try:
@@ -174,6 +188,42 @@ def joined(config: Config) -> Iterator[Workers]:
         if not workers.first:
             time.sleep(AFTER_FIRST)
         raise
+
+
+# ---- decisions that one worker alone can't take -----------------------------------------------------------------------
+
+
+def agreed_refusal(workers: Workers, own: v.Verdict | None, batch: Batch, fields: Sequence[Field]) -> v.Verdict:
+    """The verdict on a batch of which at least one worker's host refused its rows: all bad rows of it. Raises UserError
+    when no row of it can be read at all, as one worker does."""
+    found = [verdict for verdict in workers.gather(own) if verdict is not None]
+    if not found:  # every worker's rows are alike, and seem to be so among each other
+        refused = screened(workers.whole(batch), fields)
+        if refused is None:
+            raise RuntimeError("two inputs that differ have the same checksum; this is as likely as 1 in 16 million")
+        return refused
+    rows = tuple(sorted({row for verdict in found for row in verdict.rows}))
+    names = tuple(dict.fromkeys(name for verdict in found for name in verdict.names))
+    reasons = {row: why for verdict in found for row, why in verdict.reasons.items()}
+    unreadable = {row: why for part in workers.gather(batch.unreadable) for row, why in part.items()}
+    if len(unreadable) == len(batch.use):
+        raise UserError(unreadable[rows[0]])
+    return v.Verdict(v.BAD_INPUT, rows, (), names, found[0].sentence, reasons)
+
+
+def agreed_faults(workers: Workers, own: list[tuple[str, str]], tensors: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
+    """The tensors at fault on any worker, and one that is not the same on all: each with what is wrong, and where."""
+    if workers.size == 1:
+        return own
+    found: dict[str, str] = {}
+    for rank, faults in enumerate(workers.gather(own)):
+        for name, what in faults:
+            found.setdefault(name, f"{what} (on worker {rank})")
+    different = workers.first_difference(tensors)
+    if different and not found:
+        name, rank = different
+        found[name] = f"on worker {rank} is not that of worker 0, though all workers made the same updates"
+    return list(found.items())
 
 
 def digests(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
