@@ -45,7 +45,7 @@ def launched() -> bool:
 
 
 def start(arguments: Sequence[str], count: int, folder: Path, console: Console) -> int:
-    """Run `python -m finite.cli ARGUMENTS` in `count` workers, with their logs in `folder`/workers.
+    """Run `python ARGUMENTS` in `count` workers, with their logs in `folder`/workers.
 
     Returns the exit code of worker 0. Raises WorkerLost when another ended the run, or one was killed.
     """
@@ -57,7 +57,7 @@ def start(arguments: Sequence[str], count: int, folder: Path, console: Console) 
     command = [
         sys.executable, "-m", "mindspore.parallel.cluster.run", f"--worker_num={count}", f"--local_worker_num={count}",
         "--master_addr=127.0.0.1", f"--master_port={port}", f"--log_dir={logs}", "--join=True", f"--tail_worker_log={count}",
-        f"--cluster_time_out={MEETING}", "python", "-m", "finite.cli", *arguments,
+        f"--cluster_time_out={MEETING}", "python", *arguments,
     ]
     source = str(Path(finite.__file__).resolve().parents[1])
     paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": source}  # msrun calls whatever `python` comes first
@@ -206,7 +206,7 @@ def train(arguments: Sequence[str], count: int, runs: Path, options: TrainOption
     if console.log_path is None and resume is not None:
         console.attach(resume / "run.log")
     try:
-        return start(rest, count, folder, console)
+        return start(["-m", "finite.cli", *rest], count, folder, console)
     except (UserError, WorkerLost):
         console.attach(folder / "run.log")
         raise
