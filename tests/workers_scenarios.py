@@ -22,7 +22,7 @@ from test_loop import SICK, ToySource, stage_at  # noqa: E402
 from toy import toy_task  # noqa: E402
 
 from finite.config import Config  # noqa: E402
-from finite.data.pipeline import Loader  # noqa: E402
+from finite.data.pipeline import Loader, plan  # noqa: E402
 from finite.errors import UserError  # noqa: E402
 from finite.guard.policy import Guard  # noqa: E402
 from finite.monitor.history import History, Unwritten  # noqa: E402
@@ -41,7 +41,8 @@ from finite.training.state import EpochSums, Position, assign, collect, use_devi
 from finite.training.trainer import Session  # noqa: E402
 
 BATCH, STEPS, EPOCHS = 5, 5, 4  # 22 samples: two workers get 3 + 2 rows, the last batch of an epoch holds 2 samples
-CORRUPT_AT = 3
+CORRUPT_AT, BAD_AT = 3, 2
+OF_WORKER_1 = int(plan(22, BATCH, 1, 0)[BAD_AT - 1][0][-1])  # the sample in the last row of the second batch
 
 
 class Uneven(ToySource):
@@ -115,12 +116,12 @@ def healthy(loop, folder):
 
 def pixel_on_worker_1(loop, folder):
     """Worker 1 alone reads a NaN."""
-    return train(loop, folder, ToySource(("image", (1, 2, 3), np.nan) if loop.workers.rank == 1 else None), epochs=2)
+    return train(loop, folder, ToySource(("image", (1, 2, 3), np.nan) if loop.workers.rank == 1 else None, (OF_WORKER_1,)), epochs=2)
 
 
 def label_on_worker_1(loop, folder):
     """A label out of range, which must never reach the graph: only worker 1 has it."""
-    return train(loop, folder, ToySource(("label", (), -1) if loop.workers.rank == 1 else None), epochs=2)
+    return train(loop, folder, ToySource(("label", (), -1) if loop.workers.rank == 1 else None, (OF_WORKER_1,)), epochs=2)
 
 
 def bad_derivative(loop, folder):

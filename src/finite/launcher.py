@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Seconds in which the workers must find each other.
 MEETING = 120
+#: A worker that stands still for some minutes (a laptop asleep) is not lost: msrun sees at once when a process ends. The default
+#: is 30 s.
+PATIENT = {"MS_NODE_TIMEOUT": "900", "MS_HEARTBEAT_RETRY_TIMEOUT": "900"}
 #: What MindSpore's core writes for itself, and what a crash report ends with: no message of a worker.
 NOISE = re.compile(r"^\[(INFO|WARNING)\] |^this is a bug in finite|^-+$|^- C\+\+ Call Stack|^mindspore/ccsrc/|^\s*$")
 LOST = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
@@ -44,8 +47,14 @@ def launched() -> bool:
     return "MS_ROLE" in os.environ
 
 
-def start(arguments: Sequence[str], count: int, folder: Path, console: Console) -> int:
-    """Run `python ARGUMENTS` in `count` workers, with their logs in `folder`/workers.
+def writes() -> bool:
+    """Whether this process is alone, or the worker that writes into the run folder."""
+    return os.environ.get("MS_NODE_ID", "0") == "0"
+
+
+def start(arguments: Sequence[str], count: int, folder: Path, console: Console, results: str = "") -> int:
+    """Run `python ARGUMENTS` in `count` workers, with their logs in `folder`/workers. With `results` what worker 0 says goes to
+    standard error, but for the lines that begin so.
 
     Returns the exit code of worker 0. Raises WorkerLost when another ended the run, or one was killed.
     """
@@ -63,9 +72,9 @@ def start(arguments: Sequence[str], count: int, folder: Path, console: Console) 
     paths = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": source}  # msrun calls whatever `python` comes first
     environment = os.environ | {name: os.pathsep.join(filter(None, (first, os.environ.get(name)))) for name, first in paths.items()}
     with (logs / "msrun.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment | {"PYTHONUNBUFFERED": "1"},
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment | {"PYTHONUNBUFFERED": "1", **PATIENT},
                                    start_new_session=True)  # the terminal's Ctrl-C goes to this process, which hands it on
-    crew = Crew(process, count, logs)
+    crew = Crew(process, count, logs, results)
     try:
         with crew.signals():
             code = crew.watch()
@@ -90,6 +99,7 @@ class Crew:
     process: subprocess.Popen
     count: int
     logs: Path
+    results: str = ""
     lost: tuple[int, int] | None = None  # worker and exit code of the first that failed
     shown: int = 0  # bytes of worker 0's log that were shown
     asked: int = field(default=0)  # how often the user asked to stop
@@ -129,7 +139,7 @@ class Crew:
         self.shown += len(whole)
         for line in whole.decode(errors="replace").splitlines():
             if not (line.startswith("[") and NOISE.match(line)) and not STARTED.match(line):
-                print(line, flush=True)
+                print(line, flush=True, file=sys.stdout if line.startswith(self.results) else sys.stderr)
 
     def last_words(self) -> str:
         """Who was lost, how, and what it said last."""
@@ -210,3 +220,9 @@ def train(arguments: Sequence[str], count: int, runs: Path, options: TrainOption
     except (UserError, WorkerLost):
         console.attach(folder / "run.log")
         raise
+
+
+def use(arguments: Sequence[str], count: int, run: Path, console: Console, results: str = "") -> int:
+    """A verb that works on a run, over workers."""
+    folder = RunFolder.open(run).path
+    return start(["-m", "finite.cli", *without(arguments, "--workers")], count, folder, console, results)

@@ -25,6 +25,7 @@ from finite.run import RunFolder, write_bytes
 from finite.tasks.base import Predict
 from finite.tasks.detection.draw import LARGEST, Mark, picture
 from finite.trained import open_trained
+from finite.training.parallel import ALONE, Workers
 
 #: Pictures that go through the network together.
 BATCH = 32
@@ -32,8 +33,10 @@ BATCH = 32
 SUFFIX = ".predicted.jpg"
 
 
-def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Console) -> None:
+def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Console, workers: Workers = ALONE) -> None:
     """Find the object in each picture (a folder stands for all pictures below it), print and draw it.
+
+    Several workers take the batches in turn, each draws its own, and worker 0 prints all in the pictures' order.
 
     Drawn pictures go to `out`, by default `predictions` in the run's folder. Raises UserError at the end when some of
     the pictures could not be read; each was named on the way, and all others are done.
@@ -51,21 +54,27 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
     size, network = trained.config.model.image_size, trained.scorer(BATCH).predict
     targets = drawn_names([name for _, name in files])
     rows, failed = min(BATCH, len(files)), 0
-    for start in range(0, len(files), rows):
-        views = []
+    for turn in range(0, len(files), rows * workers.size):
+        start = turn + rows * workers.rank
+        views, lines, warnings = [], [], []
         for (path, _), target in zip(files[start : start + rows], targets[start : start + rows]):
             try:
                 views.append(View.of(path, out / target, size))
             except ImageError as error:
-                console.warn(str(error))
-                failed += 1
+                warnings.append(str(error))
         for view, (probabilities, box) in zip(views, answers(network, views, rows), strict=True):
             best = int(probabilities.argmax())
             name, score = classes[best], float(probabilities[best])
             found = None if name == nothing else view.back(box)
             line = {"file": str(view.path), "class": name, "score": round(score, 4), "box": found}
-            console.output(json.dumps(line, ensure_ascii=False))
+            lines.append(json.dumps(line, ensure_ascii=False))
             view.draw(found, name, score)
+        for lines, warnings in workers.gather((lines, warnings)):
+            failed += len(warnings)
+            for warning in warnings if workers.first else ():
+                console.warn(warning)
+            for text in lines if workers.first else ():
+                console.output(text)
     done = len(files) - failed
     if done:
         console.line(f"{count(done, 'picture')} drawn in {out}")

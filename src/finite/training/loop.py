@@ -55,6 +55,7 @@ class Run:
     snapshot: dict | None = None  # the last verified tensors, and the loss scale's state with them
     recorder: Recorder = field(default_factory=Recorder)  # the default records nothing
     workers: Workers = ALONE
+    look: Callable[["StageLoop", Batch], None] | None = None  # is shown each batch before its step
 
 
 class StageLoop:
@@ -97,6 +98,8 @@ class StageLoop:
             batches = self.loader.epoch(position.data_epoch, position.step_in_epoch, quarantined)
             try:
                 for batch in batches:
+                    if run.look is not None:
+                        run.look(self, batch)
                     info = self.one_step(batch)
                     position.step += 1
                     position.step_in_epoch += 1

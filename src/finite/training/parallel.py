@@ -31,11 +31,12 @@ from finite.config import Config
 from finite.data.pipeline import Batch
 from finite.errors import GuardStop, Interrupted, UserError
 from finite.guard import verdict as v
-from finite.tasks.base import Field
 from finite.training.screen import screened
 
 if TYPE_CHECKING:
     from mindspore import nn
+
+    from finite.tasks.base import Field
 
 T = TypeVar("T")
 #: Seconds that another worker waits with an error of its own: worker 0, which mostly has the same, says it first.

@@ -1,14 +1,19 @@
 """What the host sees of a batch before the step: such a batch never reaches the graph, which a label out of range would
 break for the calls that follow too."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 import zlib
 
 import numpy as np
 
 from finite.data.pipeline import Batch, check, copies
 from finite.guard import verdict as v
-from finite.tasks.base import Field
+
+if TYPE_CHECKING:
+    from finite.tasks.base import Field
 
 
 def screened(batch: Batch, fields: Sequence[Field]) -> v.Verdict | None:

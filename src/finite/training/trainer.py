@@ -29,6 +29,7 @@ from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
 from finite.training.agreement import differing, same_settings, tell_workers
 from finite.training.loop import Run, StageLoop, list_quarantine
+from finite.training.first_batches import FirstBatches
 from finite.training.making import make_network
 from finite.training.parallel import ALONE, Workers, parameters_of
 from finite.training.recording import Recording
@@ -118,6 +119,8 @@ def train(config: Config, options: TrainOptions, console: Console,
             for line in task.start_weights(session.run.network):
                 console.line(line)
         session.same_weights()
+        if options.debug_batches:
+            session.run.look = FirstBatches(options.debug_batches, console.line)
         session.record()
         try:
             session.train(stop)
