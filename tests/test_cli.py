@@ -229,7 +229,7 @@ def test_a_closed_pipe_ends_quietly(verbs, tmp_path):
     code = (
         "import sys, types; from finite import cli\n"
         "fake = types.ModuleType('finite.predict')\n"
-        "fake.predict = lambda run, paths, out, console: [console.output('x' * 1000) for _ in range(10000)]\n"
+        "fake.predict = lambda run, paths, out, console, workers: [console.output('x' * 1000) for _ in range(10000)]\n"
         "sys.modules['finite.predict'] = fake\n"
         "sys.exit(cli.main(['predict', sys.argv[1], 'a.jpg']))"
     )

@@ -112,9 +112,10 @@ def test_local_statistics_differ_in_training_and_are_averaged_for_what_is_kept(t
     first, second = two.own_statistics
     for name in first.raw:
         assert not np.array_equal(first.raw[name], second.raw[name])
-        assert np.array_equal(first.kept[name], second.kept[name])
-    mean = (first.raw["backbone.1.moving_mean"] + second.raw["backbone.1.moving_mean"]) / 2
-    assert np.abs(first.kept["backbone.1.moving_mean"]).max() > 0 and mean.shape == first.kept["backbone.1.moving_mean"].shape
+        np.testing.assert_allclose(first.kept[name], (first.raw[name] + second.raw[name]) / 2, rtol=1e-6)
+        assert np.array_equal(first.kept[name], second.kept[name]) and np.array_equal(first.kept[name], first.used[name])
+    others = [name for name in first.state if name not in first.raw]
+    assert all(np.array_equal(first.state[name], second.state[name]) for name in others)  # one update for all
 
 
 # ---- the same decisions ----------------------------------------------------------------------------------------------
@@ -212,3 +213,131 @@ def test_run_folder_with_the_workers_logs_is_still_a_new_one(tmp_path):
     (tmp_path / "new" / "config.yaml").write_text("")
     with pytest.raises(Exception, match="in use"):
         RunFolder.create(tmp_path, "new")
+
+
+# ---- slow: the default network, and whole runs -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_default_detection_network_trains_alike_on_one_two_and_three_workers(tmp_path):
+    script = str(ROOT / "tests/workers_trajectory.py")
+    subprocess.run([sys.executable, script, str(tmp_path / "1.npz")], check=True)
+    ref = np.load(tmp_path / "1.npz")
+    names = [name for name in ref.files if name != "figures" and not name.startswith("optimizer.")]
+    for count in (2, 3):  # 16 + 16 and 11 + 11 + 10 rows
+        assert launcher.start([script, str(tmp_path / f"{count}.npz")], count, tmp_path / str(count), QUIET) == 0
+        ours = np.load(tmp_path / f"{count}.npz")
+        np.testing.assert_allclose(ours["figures"][0], ref["figures"][0], rtol=1e-6)
+        losses, norms = ours["figures"][:, [0, 2, 3]], ours["figures"][:, 1]
+        np.testing.assert_allclose(losses, ref["figures"][:, [0, 2, 3]], rtol=1e-5)
+        np.testing.assert_allclose(norms, ref["figures"][:, 1], rtol=1e-4)  # a ReLU may fall on the other side of 0
+        together = [np.concatenate([file[name].astype(np.float64).ravel() for name in names]) for file in (ours, ref)]
+        assert apart(*together) < 1e-5
+
+
+SMALL = """
+model: {image_size: 32, width: 4, box_channels: 4, box_hidden: 8}
+training: {batch_size: 7}
+optimizer: {name: sgd}
+checkpoint: {every_steps: 3}
+summary: {enabled: false}
+stages:
+  - {name: joint, epochs: 6, learning_rate: 0.01, warmup_epochs: 0.5, weights: {class: 1.0, box: 1.0}}
+"""
+
+
+def main(folder: Path, *arguments: str, **options) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, str(ROOT / "main.py"), *arguments], cwd=folder, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, **options)
+
+
+def history(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def assert_same_run(ours: list[dict], ref: list[dict]) -> None:
+    assert [(line["kind"], line["epoch"], line["step"]) for line in ours] == [(line["kind"], line["epoch"], line["step"]) for line in ref]
+    for a, b in zip(ours, ref):
+        if a["kind"] == "step":
+            assert a["verdict"] == b["verdict"] and a["rate"] == b["rate"]
+            np.testing.assert_allclose([a["total"], a["grad_norm"]], [b["total"], b["grad_norm"]], rtol=1e-4)
+        else:
+            for name in ("top1", "mean_iou", "iou50", "localization"):
+                np.testing.assert_allclose(a["validation"][name], b["validation"][name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_killed_worker_ends_the_run_which_goes_on_with_any_number(tmp_path):
+    from small_run import draw_set
+
+    draw_set(tmp_path / "set", {"train": 45, "validation": 19, "test": 21})
+    (tmp_path / "config.yaml").write_text(f"runs: {tmp_path / 'runs'}\ndata: {{root: set}}\n{SMALL}")
+    one = main(tmp_path, "--run", "one")
+    said, _ = one.communicate(timeout=600)
+    assert one.returncode == 0, said
+
+    two = main(tmp_path, "--run", "two", "--workers", "2", "--debug-batches", "2")
+    run = tmp_path / "runs/two"
+    for _ in range(1200):
+        time.sleep(0.5)
+        assert two.poll() is None, two.communicate()
+        if (run / "history.jsonl").exists() and len(history(run)) >= 11:
+            break
+    pid = int(launcher.STARTED.search((run / "workers/worker_1.log").read_text())[1])
+    os.kill(pid, 9)
+    began = time.monotonic()
+    said, _ = two.communicate(timeout=60)
+    assert time.monotonic() - began < 30 and two.returncode == WorkerLost.exit_code == 4
+    last = said.splitlines()[-1]
+    assert last.startswith("worker 1 was killed by signal SIGKILL; its last message: ") and "--resume" in last and "Traceback" not in said
+    assert last in (run / "run.log").read_text() and running(run) == []
+    assert "2 workers: global batch 7 = 4 + 3 samples" in said and said.count("workers hold different samples: yes") == 2
+    assert said.count("workers hold equal weights: yes") == 2 and "step 3:" not in said
+    assert "worker 1, rows 4 to 6 of 7" in said
+
+    subprocess.run(["cp", "-r", str(run), str(tmp_path / "runs/alone")], check=True)
+    for name, more in (("two", ("--workers", "2")), ("alone", ())):
+        resumed = main(tmp_path, "--resume", f"runs/{name}", *more)
+        said, _ = resumed.communicate(timeout=600)
+        assert resumed.returncode == 0, said
+        assert_same_run(history(tmp_path / "runs" / name), history(tmp_path / "runs/one"))
+        ours, ref = (json.loads((tmp_path / "runs" / n / "metrics.json").read_text()) for n in (name, "one"))
+        assert ours["checkpoint"]["step"] == ref["checkpoint"]["step"] and ours["images"] == ref["images"] == 21
+        np.testing.assert_allclose(ours["mean_iou"], ref["mean_iou"], rtol=1e-3)
+
+    # What is scored and predicted with one checkpoint is the same whatever the number of workers.
+    outputs = []
+    for more in ((), ("--workers", "2")):
+        scored = main(tmp_path, "evaluate", "runs/two", "--data", "set", *more)
+        said, _ = scored.communicate(timeout=300)
+        assert scored.returncode == 0, said
+        metrics = json.loads(next((run / "evaluations").glob("*/metrics.json")).read_text())
+        predicted = subprocess.run([sys.executable, str(ROOT / "main.py"), "predict", "runs/two", "set/test", "--out", "drawn", *more],
+                                   cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert predicted.returncode == 0, predicted.stderr
+        outputs.append((metrics, predicted.stdout))
+    assert outputs[0] == outputs[1] and len(outputs[0][1].splitlines()) == 21
+    assert running(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_writes_a_checkpoint_and_ends_all(tmp_path):
+    import signal
+
+    from small_run import draw_set
+
+    draw_set(tmp_path / "set", {"train": 45, "validation": 19, "test": 21})
+    (tmp_path / "config.yaml").write_text(f"runs: {tmp_path / 'runs'}\ndata: {{root: set}}\n{SMALL}")
+    two = main(tmp_path, "--run", "two", "--workers", "2", "--set", "stages.joint.epochs=500")
+    run = tmp_path / "runs/two"
+    for _ in range(1200):
+        time.sleep(0.5)
+        assert two.poll() is None, two.communicate()
+        if (run / "history.jsonl").exists() and len(history(run)) >= 9:
+            break
+    two.send_signal(signal.SIGINT)
+    said, _ = two.communicate(timeout=120)
+    assert two.returncode == 130 and "interrupted after step" in said.splitlines()[-1], said
+    steps = [line["step"] for line in history(run) if line["kind"] == "step"]
+    assert f"interrupted after step {steps[-1]}" in said
+    assert (run / "checkpoints" / f"step-{steps[-1]:06d}.safetensors").exists() and running(tmp_path) == []

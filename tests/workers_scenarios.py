@@ -147,14 +147,11 @@ def stop_on_worker_1(loop, folder):
 def own_statistics(workers, folder):
     """`batch_norm: local`: different statistics while training, their mean in what is kept."""
     loop = make(workers, batch_norm="local")
-    seen = []
-
-    def act(step):
-        if step == 2:
-            seen.append({b.name: b.asnumpy().copy() for b in loop.step.buffers})
-
-    result = train(loop, folder, ToySource(), act, epochs=1)
-    result.raw, result.kept = seen[0], {b.name: loop.run.snapshot["tensors"][b.name] for b in loop.step.buffers}
+    result = train(loop, folder, ToySource(), epochs=1)
+    result.raw = {b.name: result.state[b.name] for b in loop.step.buffers}
+    loop.keep()
+    result.kept = {b.name: loop.run.snapshot["tensors"][b.name] for b in loop.step.buffers}
+    result.used = {b.name: b.asnumpy().copy() for b in loop.step.buffers}
     return result
 
 
