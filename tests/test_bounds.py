@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from finite.training.bounds import BOUNDS, bound_cells, counted, term_means, weighted_sum
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from finite import cli, config
+from finite import cli, config, options
 from finite.errors import GuardStop, Interrupted, UserError
 from finite.run import RunFolder, TrainOptions, write_text
+from finite.training.parallel import ALONE
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,7 +26,7 @@ def verbs(monkeypatch, tmp_path):
     ):
         fake = types.ModuleType(module)
         told = "train" if name == "run" else name
-        setattr(fake, name, lambda *args, told=told: calls.append((told, args)))
+        setattr(fake, name, lambda *args, told=told: calls.append((told, tuple(a for a in args if a != ALONE))))
         monkeypatch.setitem(sys.modules, module, fake)
     monkeypatch.chdir(tmp_path)
     return calls
@@ -34,7 +35,7 @@ def verbs(monkeypatch, tmp_path):
 def raising(monkeypatch, error: BaseException) -> None:
     """Let the training end with `error`, after it has made its log."""
 
-    def train(settings, options, console):
+    def train(settings, options, console, workers):
         console.attach(Path("run.log"))
         raise error
 
@@ -124,7 +125,7 @@ def test_the_other_verbs_get_the_run_and_log_into_it(verbs, monkeypatch):
 def test_predict_keeps_standard_output_for_results(verbs, monkeypatch, capsys):
     make_run(Path("runs/a"))
 
-    def predict(run, paths, out, console):
+    def predict(run, paths, out, console, workers):
         console.note("two pictures")
         console.output('{"file": "x.jpg"}')
 
@@ -228,7 +229,7 @@ def test_a_closed_pipe_ends_quietly(verbs, tmp_path):
     code = (
         "import sys, types; from finite import cli\n"
         "fake = types.ModuleType('finite.predict')\n"
-        "fake.predict = lambda run, paths, out, console: [console.output('x' * 1000) for _ in range(10000)]\n"
+        "fake.predict = lambda run, paths, out, console, workers: [console.output('x' * 1000) for _ in range(10000)]\n"
         "sys.modules['finite.predict'] = fake\n"
         "sys.exit(cli.main(['predict', sys.argv[1], 'a.jpg']))"
     )
@@ -254,14 +255,14 @@ def test_help_answers_at_once_from_anywhere_and_imports_nothing_heavy(tmp_path):
     result = front_door("-X", "importtime", str(ROOT / "main.py"), "--help", cwd=tmp_path, env={})
     assert time.monotonic() - began < 2  # 0.1 s on a quiet machine
     assert result.returncode == 0
-    for word in (*cli.VERBS, "examples:", "--resume", "exit codes"):
+    for word in (*options.VERBS, "examples:", "--resume", "exit codes"):
         assert word in result.stdout
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "finite.cli" in imported
     assert imported.isdisjoint({"mindspore", "numpy", "pydantic", "rich", "yaml"})
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", options.VERBS)
 def test_every_verb_explains_itself_with_an_example(verb, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main([verb, "--help"])
@@ -271,7 +272,7 @@ def test_every_verb_explains_itself_with_an_example(verb, capsys):
 
 def test_help_fits_a_terminal_of_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for argv in (["--help"], *([verb, "--help"] for verb in cli.VERBS)):
+    for argv in (["--help"], *([verb, "--help"] for verb in options.VERBS)):
         with pytest.raises(SystemExit):
             cli.main(argv)
     assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80

@@ -1,24 +1,23 @@
 """The command line: verbs and options, and the one place that turns an error into a clear line and an exit code.
 
-Exit codes: 0 done, 1 a bug of Finite, 2 a mistake that the user can mend, 3 stopped by the numeric guard,
-130 interrupted, 141 the reader of the output has gone. Whatever is heavy to import is imported inside the verbs, so
+Exit codes: 0 done, 1 a bug of Finite, 2 a mistake that the user can mend, 3 stopped by the numeric guard, 4 a worker was
+lost, 130 interrupted, 141 the reader of the output has gone. Whatever is heavy to import is imported inside the verbs, so
 that `--help` answers at once.
 """
 
 import argparse
-import difflib
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import finite
-from finite import runtime
-from finite.errors import GuardStop, Interrupted, UserError
+from finite import launcher, runtime
+from finite.errors import GuardStop, Interrupted, UserError, WorkerLost
+from finite.options import Parser, at_least, near
 from finite.run import explained
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from finite.monitor.console import Console
     from finite.run import RunFolder
 
-VERBS = ("train", "evaluate", "predict", "export", "report", "doctor")
 CONFIG = Path("config.yaml")
 #: What a user can mend on the machine, wherever in the program it shows.
 USED_UP = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
@@ -43,13 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         from finite.monitor.console import Console
 
         console = Console(plain=args.plain, stderr=args.verb == "predict")
-        args.call(args, console)
-        return 0
+        return args.call(args, console) or 0
     except UserError as error:
         return _failed("error", str(error), error.exit_code, console)
     except GuardStop as error:
         return _failed("stopped by the guard", str(error), error.exit_code, console)
-    except Interrupted as error:
+    except (Interrupted, WorkerLost) as error:
         return _failed("", str(error), error.exit_code, console)
     except KeyboardInterrupt:
         return _failed("interrupted", f"stopped at once{_resume_hint(console)}", 130, console)
@@ -98,13 +95,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     argv = list(argv)
     if not argv or argv[0] not in ("-h", "--help", "--version") and argv[0].startswith("-"):
         argv.insert(0, "train")
-    return _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
+    args.argv = argv
+    return args
 
 
 # ---- the verbs -------------------------------------------------------------------------------------------------------
 
 
-def _train(args: argparse.Namespace, console: "Console") -> None:
+def _train(args: argparse.Namespace, console: "Console") -> int | None:
     from finite import config
     from finite.run import RunFolder, TrainOptions
 
@@ -117,7 +116,8 @@ def _train(args: argparse.Namespace, console: "Console") -> None:
                 "can't go with it; to train on with other settings start a new run with --init RUN"
             )
         run = RunFolder.open(Path(args.resume)) if args.resume else RunFolder.newest(_settings(None, []).runs)
-        settings, options = config.load(run.config), TrainOptions(resume=run, give_back=tuple(args.give_back))
+        settings, options = config.load(run.config), TrainOptions(
+            resume=run, give_back=tuple(args.give_back), debug_batches=args.debug_batches)
         console.line(f"resuming {run.path}")
     elif args.give_back:
         raise UserError("--give-back takes samples of a run out of quarantine, so it needs --resume RUN")
@@ -129,27 +129,45 @@ def _train(args: argparse.Namespace, console: "Console") -> None:
             run=args.run,
             init=RunFolder.open(args.init) if args.init else None,
             overfit=args.overfit,
+            debug_batches=args.debug_batches,
         )
+    if _over_workers(args):
+        return launcher.train(args.argv, args.workers, settings.runs, options, console)
     if runtime.applied:
         reasons = "; ".join(f"{name}={value} ({why})" for name, value, why in runtime.applied)
         console.note(f"set for this machine: {reasons}")
     from finite.job import run as run_job
+    from finite.training.parallel import joined
 
-    run_job(settings, options, console)
+    with joined(settings) as workers:
+        run_job(settings, options, console, workers)
+    return None
 
 
-def _evaluate(args: argparse.Namespace, console: "Console") -> None:
+def _evaluate(args: argparse.Namespace, console: "Console") -> int | None:
+    if _over_workers(args):
+        return launcher.use(args.argv, args.workers, args.run, console)
     run = _opened(args.run, console)
+    from finite import config
     from finite.evaluate import evaluate
+    from finite.training.parallel import joined
 
-    evaluate(run, args.data, console)
+    with joined(config.load(run.config)) as workers:
+        evaluate(run, args.data, console, workers)
+    return None
 
 
-def _predict(args: argparse.Namespace, console: "Console") -> None:
+def _predict(args: argparse.Namespace, console: "Console") -> int | None:
+    if _over_workers(args):
+        return launcher.use(args.argv, args.workers, args.run, console, results="{")
     run = _opened(args.run, console)
+    from finite import config
     from finite.predict import predict
+    from finite.training.parallel import joined
 
-    predict(run, args.files, args.out, console)
+    with joined(config.load(run.config)) as workers:
+        predict(run, args.files, args.out, console, workers)
+    return None
 
 
 def _export(args: argparse.Namespace, console: "Console") -> None:
@@ -187,8 +205,7 @@ def _settings(path: Path | None, overrides: Sequence[str]) -> "Config":
 
 def _stage(name: str, names: Sequence[str]) -> str:
     if name != "all" and name not in names:
-        near = _near(name, ["all", *names])
-        raise UserError(f"--stage {name}: no such stage{near}; there are all, {', '.join(names)}")
+        raise UserError(f"--stage {name}: no such stage{near(name, ['all', *names])}; there are all, {', '.join(names)}")
     return name
 
 
@@ -197,8 +214,14 @@ def _opened(path: Path, console: "Console") -> "RunFolder":
     from finite.run import RunFolder
 
     run = RunFolder.open(path)
-    console.attach(run.log)
+    if launcher.writes():
+        console.attach(run.log)
     return run
+
+
+def _over_workers(args: argparse.Namespace) -> bool:
+    """Whether this process is to start workers, not to be one."""
+    return args.workers > 1 and not launcher.launched()
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -229,55 +252,8 @@ def _bug(console: "Console | None") -> int:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with its errors as UserError, and with the nearest known word for one that is unknown."""
-
-    def __init__(self, **options: Any):
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        known = [option for option in self._option_string_actions if option.startswith("--")]
-        if match := re.match(r"unrecognized arguments: (.*)", message):
-            word = match[1].split()[0].partition("=")[0]
-            what = "option" if word.startswith("-") else "argument"
-            message = f"unknown {what} {word}{_near(word, known) if word.startswith('-') else ''}"
-        elif match := re.match(r"argument VERB: invalid choice: '?(.*?)'? \(", message):
-            message = f"unknown verb {match[1]}{_near(match[1], VERBS)}; there are {', '.join(VERBS)}"
-        elif message.startswith("argument "):
-            message = message.removeprefix("argument ").replace("expected one argument", "a value is missing")
-        elif message.startswith("the following arguments are required: "):
-            message = f"missing: {message.partition(': ')[2]}"
-        raise UserError(f"{message} (see `{self.prog} --help`)")
-
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
-        found, extra = self.parse_known_args(args, namespace)
-        if extra:  # the verb's own parser knows the options that could have been meant
-            found.parser.error(f"unrecognized arguments: {' '.join(extra)}")
-        return found
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def _at_least(low: int) -> Callable[[str], int]:
-    """An argparse type: a whole number not below `low`."""
-
-    def whole(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if value < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return value
-
-    return whole
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python main.py",
         description=(
             "Finite trains a network that finds what is in a picture and where, and never\n"
@@ -300,12 +276,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"finite {finite.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")
 
-    def verb(name: str, call: Callable, summary: str, description: str, examples: str) -> _Parser:
+    def verb(name: str, call: Callable, summary: str, description: str, examples: str) -> Parser:
         sub = verbs.add_parser(
             name, help=summary, description=description, epilog=f"examples:\n{examples}", prog=f"python main.py {name}"
         )
         sub.set_defaults(call=call, parser=sub)
         sub.add_argument("--plain", action="store_true", help="plain lines instead of a moving bar and colour")
+        if name in ("train", "evaluate", "predict"):
+            several = "N processes on this machine do it together (docs/workers.md)"
+            sub.add_argument("--workers", type=at_least(1), default=1, metavar="N", help=several)
         return sub
 
     train = verb(
@@ -325,7 +304,10 @@ def _parser() -> argparse.ArgumentParser:
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="change one setting, as training.batch_size=16; may be repeated, the last one wins",
     )
-    train.add_argument("--seed", type=_at_least(0), metavar="N", help="short for --set seed=N")
+    train.add_argument("--seed", type=at_least(0), metavar="N", help="short for --set seed=N")
+    train.add_argument(
+        "--debug-batches", type=at_least(1), default=0, metavar="K", help="say what the first K steps are given, by worker"
+    )
     train.add_argument("--run", metavar="DIR", help="name of the run folder to make (default: date and time)")
     train.add_argument(
         "--resume", nargs="?", const="", metavar="DIR",
@@ -339,7 +321,7 @@ def _parser() -> argparse.ArgumentParser:
         "--init", type=Path, metavar="RUN", help="start from another run's weights (its classes may differ)"
     )
     train.add_argument(
-        "--overfit", type=_at_least(2), metavar="N", help="train and score on N samples only: a check of the set-up"
+        "--overfit", type=at_least(2), metavar="N", help="train and score on N samples only: a check of the set-up"
     )
 
     evaluate = verb(

@@ -26,6 +26,12 @@ class Interrupted(Exception):
     exit_code = 130
 
 
+class WorkerLost(Exception):
+    """One of several workers was killed or failed, and the others were ended. The message says who, and how to go on."""
+
+    exit_code = 4
+
+
 def exit_code(tool: Callable[[], int]) -> int:
     """Run a tool's main function: its exit code, or that of what ended it, said in one line."""
     try:

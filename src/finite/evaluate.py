@@ -18,6 +18,7 @@ from finite.run import RunFolder, write_bytes, write_json
 from finite.tasks.base import Source, Sources, Task
 from finite.trained import Trained, open_trained
 from finite.training import checkpoint
+from finite.training.parallel import ALONE, Workers
 from finite.training.scoring import Scored
 from finite.training.trainer import only_first
 from finite.words import WORDS, Words
@@ -26,7 +27,7 @@ from finite.words import WORDS, Words
 SHEET, COLUMNS = 12, 4
 
 
-def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, Any]:
+def finish(trained: Trained, sources: Sources, console: Console, workers: Workers = ALONE) -> dict[str, Any]:
     """Score the test split of a finished training; write metrics.json and pictures/ of the run. Returns the metrics.
 
     A run without test samples is scored on its validation samples, which is said.
@@ -35,17 +36,18 @@ def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, An
     split = "test" if len(sources.test) else "validation"
     if split == "validation":
         console.warn(f"there are no test {words.samples}: figures are of validation {words.samples}, which chose the checkpoint")
-    scored = score(trained, getattr(sources, split))
+    scored = score(trained, getattr(sources, split), workers)
     overfit = trained.checkpoint.state["overfit"]
     told = {"split": split} if overfit is None else {"split": "train", "overfit": overfit}
     metrics = {**told, **scored.metrics, **facts(trained)}
-    write_pictures(trained.task, scored, trained.config.seed, trained.run.pictures)
-    write_json(trained.run.metrics, metrics)
+    if workers.first:
+        write_pictures(trained.task, scored, trained.config.seed, trained.run.pictures)
+        write_json(trained.run.metrics, metrics)
     tell(metrics, words, console)
     return metrics
 
 
-def evaluate(run: RunFolder, data: Path | None, console: Console) -> None:
+def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Workers = ALONE) -> None:
     """Score a run on its own test split, or on all samples of the folder `data` that it was not trained on.
 
     Writes metrics.json and pictures into a folder below RUN/evaluations. Raises UserError when the data can't be read,
@@ -54,19 +56,23 @@ def evaluate(run: RunFolder, data: Path | None, console: Console) -> None:
     trained = open_trained(run, console)
     words = WORDS[trained.config.task]
     if data is None:
-        sources, overfit = trained.task.data(run.data), trained.checkpoint.state["overfit"]
+        sources = workers.first_before_others(lambda: trained.task.data(run.data))
+        overfit = trained.checkpoint.state["overfit"]
         source: Source = sources.test if overfit is None else only_first(sources, overfit).test
         if not len(source):
             raise UserError(f"{run.path}: has no test {words.samples}; give a folder with --data")
         what, folder = {"split": "test"}, run.path / "evaluations" / "test"
     else:
-        source, found = trained.task.source(data, seen(run))
+        source, found = workers.first_before_others(lambda: trained.task.source(data, seen(run)))
         console.line(f"{data}: {count(found[words.samples], words.sample)} ({found['format']})")
         for reason, samples in found["left_out"].items():
             console.note(f"{count(samples, words.sample)} left out: {reason}")
         place = str(data.resolve())
-        what, folder = {"split": "all", "data": place}, free_folder(run.path / "evaluations", place)
-    scored = score(trained, source)
+        what = {"split": "all", "data": place}
+        folder = workers.from_first(lambda: free_folder(run.path / "evaluations", place))
+    scored = score(trained, source, workers)
+    if not workers.first:
+        return
     samples = scored.metrics.pop(words.samples)
     metrics = {"split": what.pop("split"), words.samples: samples, **scored.metrics, **what, "checkpoint": trained.origin()}
     write_pictures(trained.task, scored, trained.config.seed, folder / "pictures")
@@ -105,9 +111,9 @@ def free_folder(base: Path, data: str) -> Path:
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def score(trained: Trained, source: Source) -> Scored:
+def score(trained: Trained, source: Source, workers: Workers = ALONE) -> Scored:
     """Run the checkpoint over a whole source."""
-    scored = trained.scorer(trained.config.training.batch_size).scored(source)
+    scored = trained.scorer(trained.config.training.batch_size, workers).scored(source)
     return replace(scored, metrics=ordered(scored.metrics, WORDS[trained.config.task]))
 
 

@@ -11,20 +11,23 @@ from finite.monitor.console import Console
 from finite.monitor.text import count
 from finite.run import RunFolder, TrainOptions
 from finite.trained import open_trained, with_data
+from finite.training.parallel import ALONE, Workers
 from finite.training.recording import record_test
 from finite.training.trainer import train
 from finite.words import WORDS
 
 
-def run(config: Config, options: TrainOptions, console: Console) -> None:
+def run(config: Config, options: TrainOptions, console: Console, workers: Workers = ALONE) -> None:
     """Train a run, or go on with one, to its end. Errors as `trainer.train`; no stage that was finished is trained again."""
     if options.resume is not None:
         config = with_data(config, options.resume)  # the paths in config.yaml may be relative to another folder
-    folder, sources = train(config, options, console)
+    folder, sources = train(config, options, console, workers)
     if sources is None:
         return
     trained = open_trained(folder, console)
-    metrics = evaluate.finish(trained, sources, console)
+    metrics = evaluate.finish(trained, sources, console, workers)
+    if not workers.first:
+        return
     console.line(told(metrics))
     quarantined = listed(folder)
     if quarantined:

@@ -6,17 +6,24 @@ What a line says and what is written is the task's (`tasks.base.Answers`). The t
 from collections.abc import Iterator, Sequence
 import json
 from pathlib import Path
+from typing import Any
 
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.monitor.text import count
 from finite.run import RunFolder
-from finite.tasks.base import Answers
+from finite.tasks.base import Answers, Predict
 from finite.trained import open_trained
+from finite.training.parallel import ALONE, Workers
+
+#: Files that one of several workers takes at a time.
+SHARE = 32
 
 
-def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Console) -> None:
+def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Console, workers: Workers = ALONE) -> None:
     """Answer each file (a folder stands for all files of its kind below it): print a line and write what the task makes.
+
+    Several workers take the files in turn, each writes what comes of its own, and worker 0 prints all in the files' order.
 
     It goes to `out`, by default `predictions` in the run's folder. Raises UserError at the end when some of the files
     could not be read; each was named on the way, and all others are done.
@@ -32,17 +39,30 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
         raise UserError(f"{', '.join(map(str, paths))}: no {answers.file}s in there")
     targets = [out / name for name in names_apart([name for _, name in files], answers.suffix)]
     network, failed = trained.scorer(1).predict, 0
-    for answer in answers.answer(network, [(path, target) for (path, _), target in zip(files, targets)]):
+    for answer in told(answers, network, [(path, target) for (path, _), target in zip(files, targets)], workers):
         if isinstance(answer, str):
-            console.warn(answer)
             failed += 1
-        else:
+            if workers.first:
+                console.warn(answer)
+        elif workers.first:
             console.output(json.dumps(answer, ensure_ascii=False))
     done = len(files) - failed
     if done:
         console.line(f"{count(done, answers.file)} {answers.done} in {out}")
     if failed:
         raise UserError(f"{failed} of {count(len(files), answers.file)} could not be read (named above)")
+
+
+def told(answers: Answers, network: Predict, files: Sequence[tuple[Path, Path]], workers: Workers) -> Iterator[dict[str, Any] | str]:
+    """What is answered to all files, in their order."""
+    if workers.size == 1:
+        yield from answers.answer(network, files)
+        return
+    share = min(SHARE, -(-len(files) // workers.size))
+    for turn in range(0, len(files), share * workers.size):
+        own = files[turn + share * workers.rank :][:share]
+        for part in workers.gather(list(answers.answer(network, own)) if own else []):
+            yield from part
 
 
 def listed(paths: Sequence[Path], answers: Answers) -> Iterator[tuple[Path, str]]:

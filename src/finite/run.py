@@ -113,7 +113,8 @@ class RunFolder:
                 except OSError as error:
                     raise explained(error, path) from error
         path = base / name if Path(name).name == name else Path(name)
-        if name in ("", ".", "..") or path.is_dir() and any(path.iterdir()):
+        used = path.is_dir() and any(inside.name != "workers" for inside in path.iterdir())  # their logs come first
+        if name in ("", ".", "..") or used:
             raise UserError(f"{path}: the run folder is in use; choose another --run, or go on with --resume {path}")
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -175,7 +176,7 @@ class TrainOptions:
 
     `give_back` are the ids of quarantined samples that a resumed run uses again ("all": every one).
     `stage` is "all" or the name of one stage; `run` names the new folder; `resume` is the run to go on with (its own
-    configuration and stage hold, the others here are unset); `init` gives the weights to start from; `overfit` trains
+    configuration and stage hold, the others here are unset); `debug_batches` first batches are described; `init` gives the weights to start from; `overfit` trains
     and scores on that many samples, as a check that the network can learn at all.
     """
 
@@ -185,6 +186,7 @@ class TrainOptions:
     init: RunFolder | None = None
     overfit: int | None = None
     give_back: tuple[str, ...] = ()
+    debug_batches: int = 0
 
 
 def write_bytes(path: Path, data: bytes) -> None:

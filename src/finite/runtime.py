@@ -26,12 +26,15 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def wanted(flags: frozenset[str]) -> list[tuple[str, str, str]]:
-    """The environment variables that a machine with these CPU flags needs, each with its reason."""
+def wanted(flags: frozenset[str], launched: bool = False) -> list[tuple[str, str, str]]:
+    """The environment variables that a machine with these CPU flags needs, each with its reason; `launched`: this process
+    is one of several workers."""
     wants = [
         ("MS_DEV_JIT_PIPELINE", "0", "the compiled step's queue would spin on a core"),
         ("GLOG_v", "3", "MindSpore's internal warnings are kept off the terminal"),
     ]
+    if launched:
+        wants.append(("MS_CPU_COMM_OP_TIMEOUT", "86400", "workers wait for worker 0 while it writes; the default is 30 s"))
     if any(flag.startswith("avx512") for flag in flags):
         wants.append(("ONEDNN_MAX_CPU_ISA", "AVX2", "the bundled oneDNN has no AVX-512 kernel for NCHW convolutions"))
     return wants
@@ -41,7 +44,7 @@ def prepare() -> None:
     """Set what `wanted` says, unless the user has set it. Safe to call again; no use once MindSpore is imported."""
     if "mindspore" in sys.modules:
         return
-    for name, value, why in wanted(cpu_flags()):
+    for name, value, why in wanted(cpu_flags(), "MS_ROLE" in os.environ):
         if name not in os.environ:
             os.environ[name] = value
             applied.append((name, value, why))

@@ -86,6 +86,13 @@ def dotted(key: Key) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def value(values: Any, key: str) -> Any:
+    """What stands under a dotted key ("training.batch_size") of nested values; None where nothing does."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the values of `over`; groups key by key, anything else replaced. Nothing is shared with `base`."""
     result = copy.deepcopy(dict(base))

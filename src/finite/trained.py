@@ -16,6 +16,7 @@ from finite.tasks import TASKS
 from finite.tasks.base import Task
 from finite.training import checkpoint
 from finite.training.checkpoint import Checkpoint
+from finite.training.parallel import ALONE, Workers
 from finite.training.scoring import Scorer
 from finite.training.state import restore_network, use_device
 
@@ -35,9 +36,9 @@ class Trained:
         restore_network(network, self.checkpoint.served(), str(self.checkpoint.path))
         return network
 
-    def scorer(self, batch_size: int) -> Scorer:
+    def scorer(self, batch_size: int, workers: Workers = ALONE) -> Scorer:
         """What scores and predicts with the checkpoint's weights, in batches of `batch_size`."""
-        scorer = Scorer(self.task, batch_size, self.config.data.threads)
+        scorer = Scorer(self.task, batch_size, self.config.data.threads, workers)
         scorer.load(self.checkpoint.served(), str(self.checkpoint.path))
         return scorer
 

@@ -119,6 +119,7 @@ class Training(Group):
     precision: Literal["O0", "O2", "O3"] = "O0"
     clip_norm: Positive = 1.0
     accumulate: Count = 1
+    batch_norm: Literal["synchronised", "local"] = "synchronised"
     average: BelowOne = 0.0
     loss_scale: LossScale = LossScale()
 

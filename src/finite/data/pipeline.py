@@ -28,13 +28,19 @@ class Batch:
     """Fields by name, each (B, ...); `use` (B,) float32: 1 for rows that count; `indices` (B,) int64 into the source.
 
     Fields of role "weight" are already multiplied by `use`. `unreadable`: rows whose sample could not be read, with the
-    reason; they hold zeros and must not be trained on.
+    reason; they hold zeros and must not be trained on. `part`: the rows that `arrays` hold, where they are one worker's
+    alone; `use`, `indices` and `unreadable` tell of the whole batch's rows all the same.
     """
 
     arrays: dict[str, np.ndarray]
     use: np.ndarray
     indices: np.ndarray
     unreadable: dict[int, str] = field(default_factory=dict)
+    part: slice | None = None
+
+    def held(self) -> range:
+        """The numbers of the rows that `arrays` hold."""
+        return range(len(self.use)) if self.part is None else range(self.part.start, self.part.stop)
 
 
 def order(n: int, seed: int, epoch: int) -> np.ndarray:
@@ -86,11 +92,13 @@ def _filler(sound: np.ndarray, held: Counter[int], seed: int, epoch: int, positi
 class Loader:
     """Batches of a source, assembled ahead of the consumer in `threads` threads.
 
-    `wait_seconds` is the time that the consumer has waited for data so far, over all epochs.
+    `wait_seconds` is the time that the consumer has waited for data so far, over all epochs. With `part` only those rows
+    of each batch are read: one worker's share.
     """
 
-    def __init__(self, source: Source, batch_size: int, seed: int, threads: int = 1):
+    def __init__(self, source: Source, batch_size: int, seed: int, threads: int = 1, part: slice | None = None):
         self.source = source
+        self.part = part
         self.batch_size = batch_size
         self.seed = seed
         self.threads = threads
@@ -105,17 +113,18 @@ class Loader:
         shuffle = epoch is not None
         return plan(len(self.source), self.batch_size, self.seed, epoch or 0, shuffle, quarantined)
 
-    def batch(self, epoch: int | None, number: int, quarantined: Collection[int] = ()) -> Batch:
-        """Batch `number` of an epoch, at once: to replay a step, or run it again without `quarantined`."""
-        return self._assemble(epoch, *self.plan(epoch, quarantined)[number])
+    def batch(self, epoch: int | None, number: int, quarantined: Collection[int] = (), whole: bool = False) -> Batch:
+        """Batch `number` of an epoch, at once: to replay a step, or run it again without `quarantined`; with `whole` the rows
+        of other workers too."""
+        return self._assemble(epoch, *self.plan(epoch, quarantined)[number], whole)
 
-    def epoch(self, epoch: int | None, start: int = 0, quarantined: Collection[int] = ()) -> Iterator[Batch]:
-        """The batches of an epoch from number `start` on, in order. Closing the iterator early ends its threads.
+    def epoch(self, epoch: int | None, start: int = 0, quarantined: Collection[int] = (), every: int = 1) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on, in order, or one in `every`. Closing the iterator early ends its threads.
 
         A sample that can't be read (UserError) is noted in its batch when `epoch` is a number, and raised when it is None
         or when no row of the batch can be read. What else a row raises comes out as RuntimeError with the sample's id.
         """
-        batches = iter(self.plan(epoch, quarantined)[start:])
+        batches = iter(self.plan(epoch, quarantined)[start::every])
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="finite-loader")
         ahead: deque[Future[Batch]] = deque()
         try:
@@ -131,15 +140,17 @@ class Loader:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _assemble(self, epoch: int | None, indices: np.ndarray, use: np.ndarray) -> Batch:
+    def _assemble(self, epoch: int | None, indices: np.ndarray, use: np.ndarray, whole: bool = False) -> Batch:
         fields = self.source.fields
-        arrays = {field.name: np.zeros((len(indices), *field.shape), field.dtype) for field in fields}
-        unreadable: dict[int, str] = {}
-        for place, index in enumerate(indices.tolist()):  # row by row into place: its memory is used again at once
+        batch = Batch({}, use, indices, part=None if whole else self.part)
+        held, unreadable = batch.held(), batch.unreadable
+        batch.arrays.update({field.name: np.zeros((len(held), *field.shape), field.dtype) for field in fields})
+        for place, row_number in enumerate(held):  # row by row into place: its memory is used again at once
+            index = int(indices[row_number])
             try:
                 row = self._row(index, epoch)
             except UserError as error:
-                unreadable[place] = str(error)
+                unreadable[row_number] = str(error)
                 if epoch is None or len(unreadable) == len(indices):
                     raise
                 continue
@@ -148,8 +159,8 @@ class Loader:
                 if value.shape != field.shape or value.dtype != field.dtype:
                     raise RuntimeError(f"sample {self.source.ids[index]}: {field.name} is {value.dtype} {value.shape} "
                                        f"instead of {np.dtype(field.dtype)} {field.shape}")  # fmt: skip
-                arrays[field.name][place] = value * use[place] if field.role == "weight" else value
-        return Batch(arrays, use, indices, unreadable)
+                batch.arrays[field.name][place] = value * use[row_number] if field.role == "weight" else value
+        return batch
 
     def _row(self, index: int, epoch: int | None) -> dict[str, np.ndarray]:
         try:
@@ -164,13 +175,13 @@ class Loader:
 def check(batch: Batch, fields: Sequence[Field]) -> list[tuple[int, str, str]]:
     """What is wrong with a batch, as (row, field name, reason): to be called on the host before each step.
 
-    Rows out of use are looked at too: they go through the network. Row -1 is the whole batch (a field missing, wrong
-    shape or dtype). Values must be finite and in the field's closed range.
+    Rows out of use are looked at too: they go through the network. Of a part of a batch, its rows, by their numbers in the
+    batch. Row -1 is the whole batch (a field missing, wrong shape or dtype). Values must be finite and in the field's closed range.
     """
-    problems = []
+    problems, held = [], batch.held()
     for field in fields:
         values = batch.arrays.get(field.name)
-        shape = (len(batch.use), *field.shape)
+        shape = (len(held), *field.shape)
         if values is None:
             problems.append((-1, field.name, "missing"))
         elif values.shape != shape:
@@ -178,14 +189,15 @@ def check(batch: Batch, fields: Sequence[Field]) -> list[tuple[int, str, str]]:
         elif values.dtype != field.dtype:
             problems.append((-1, field.name, f"dtype {values.dtype} instead of {np.dtype(field.dtype)}"))
         else:
-            problems += [(row, field.name, reason) for row, reason in _out_of_range(values, field)]
+            problems += [(held[row], field.name, reason) for row, reason in _out_of_range(values, field)]
     return problems
 
 
 def copies(batch: Batch, fields: Sequence[Field]) -> bool:
     """Do all rows hold the same input? BatchNorm would see a variance of 0: a batch of one in disguise."""
     inputs = [batch.arrays[field.name] for field in fields if field.role == "input"]
-    return bool(inputs) and len(batch.use) > 1 and all(np.array_equal(a[row], a[0]) for row in range(1, len(batch.use)) for a in inputs)
+    rows = len(batch.held())
+    return bool(inputs) and len(batch.use) > 1 and all(np.array_equal(a[row], a[0]) for row in range(1, rows) for a in inputs)
 
 
 def _out_of_range(values: np.ndarray, field: Field) -> Iterator[tuple[int, str]]:

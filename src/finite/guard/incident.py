@@ -35,7 +35,8 @@ BATCH, STATE, REPORT, PICTURE = "batch.npz", "state.safetensors", "report.npy", 
 
 @dataclass(frozen=True)
 class Incident:
-    """What incident.json holds; `samples` are {"id", "source"}, `step` counts from 1."""
+    """What incident.json holds; `samples` are {"id", "source"}, of several workers with the "worker" that had it; `step`
+    counts from 1."""
 
     step: int
     stage: str
@@ -182,7 +183,8 @@ DIRECTIONS = {"forward": "on the way forward", "backward": "on the way back (gra
 
 def where(incident: Incident) -> str:
     """Sample, term and layer in one line, as far as there is one to name."""
-    parts = [f"sample {s['id']}" + (f" ({s['source']})" if s["source"] not in ("", s["id"]) else "") for s in incident.samples[:3]]
+    parts = [f"sample {s['id']}" + (f" ({s['source']})" if s["source"] not in ("", s["id"]) else "")
+             + (f" on worker {s['worker']}" if "worker" in s else "") for s in incident.samples[:3]]
     if len(incident.samples) > 3:
         parts.append(f"{len(incident.samples) - 3} more samples")
     parts += [f"loss term {', '.join(incident.terms)}"] if incident.terms else []

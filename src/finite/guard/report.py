@@ -12,6 +12,10 @@ import numpy as np
 #: The leading scalars of the vector: what the step was given, and what came of it.
 GIVEN = ("learning_rate", "scale", "norm_limit")
 HEAD = ("ok", "total", "norm", "norm_clipped", "spike")
+#: What each of several workers tells the others with a step: its host has refused its rows; if all its rows hold the same
+#: input, a number for that input (else -1); it was asked to stop.
+SIGNALS = ("refused", "alike", "stop")
+NO_SIGNAL = (0.0, -1.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class Limits:
 class Layout:
     """The blocks of the report vector, in order, each with its shape. T terms, B samples, F checked fields, P trained
     parameters, S BatchNorm statistics, K key points. `groups`: parts of the network, each with the numbers of its
-    parameters. `active` (T,): whether the term counts in the loss; the others are measured all the same."""
+    parameters. `active` (T,): whether the term counts in the loss; the others are measured all the same. Above one
+    worker each has told its SIGNALS; B is the batch of all of them."""
 
     terms: tuple[str, ...]
     fields: tuple[str, ...]
@@ -37,6 +42,7 @@ class Layout:
     groups: Mapping[str, tuple[int, ...]]
     batch: int
     active: tuple[bool, ...]
+    workers: int = 1
 
     def blocks(self) -> list[tuple[str, tuple[int, ...]]]:
         t, b, p = len(self.terms), self.batch, len(self.parameters)
@@ -55,6 +61,7 @@ class Layout:
             ("point_sum", (len(self.points),)),
             ("point_fault", (len(self.points),)),
             ("point_largest", (len(self.points),)),
+            *([("signals", (self.workers, len(SIGNALS)))] if self.workers > 1 else []),
         ]
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
@@ -100,6 +107,15 @@ class StepReport:
         """The gradient's norm over each part of the network; 0 for one that is not trained."""
         square_sum = self.blocks["square_sum"]
         return {part: float(np.sqrt(square_sum[list(members)].sum())) for part, members in self.layout.groups.items()}
+
+    def signal(self, name: str) -> np.ndarray:
+        """(N,) a signal of each worker; empty where there is one worker, which needs none."""
+        return self.blocks["signals"][:, SIGNALS.index(name)] if "signals" in self.blocks else np.zeros(0, np.float32)
+
+    def hosts_refused(self) -> bool:
+        """Whether a worker's host refused its rows, or all workers say that their rows are copies of one input."""
+        same = self.signal("alike")
+        return bool(self.signal("refused").any() or same.size and same.min() >= 0 and (same == same[0]).all())
 
     def table_bad(self) -> np.ndarray:
         """(T, B) bool: cells of the value table that count and are not finite."""

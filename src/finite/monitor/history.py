@@ -97,6 +97,19 @@ class History:
             self._file = None
 
 
+class Unwritten(History):
+    """The history of a worker that leaves the writing to worker 0: takes everything, writes nothing."""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def sync(self) -> int:
+        return 0
+
+    def truncate(self, lines: int) -> None:
+        pass
+
+
 def _whole_lines(path: Path) -> list[bytes]:
     """The lines that end in a newline, newline included; none when there is no file."""
     try:

@@ -121,13 +121,20 @@ class Investigator:
         if run.config.guard.diagnose and not case.state and not again and case.batch is not None and case.report is not None:
             search = Search(self.loop, case.batch, case.report.scale, case.limits)
             if verdict.kind in SEARCHED:
-                evidence = replace(evidence, isolation=search.run(bool(verdict.rows)))
-            evidence = self.replays(evidence, case.batch, case.report.scale, search)
+                evidence = replace(evidence, isolation=search.run(bool(verdict.rows)))  # all workers together
+            replayed = self.loop.workers.from_first(lambda: self.concluded(evidence, case, search))
+            return replayed
         finding = diagnose(evidence, run.task.terms)
         if again and streak is not None:
             finding = replace(finding, cause=f"as in {streak[1]}")
-        self.table = evidence.here
         return finding
+
+    def concluded(self, evidence: Evidence, case: Case, search: Search) -> Finding:
+        """What the eager steps add, and what it all comes to. They take the whole batch: of several workers, one makes them."""
+        assert case.batch is not None and case.report is not None
+        evidence = self.replays(evidence, case.batch, case.report.scale, search)
+        self.table = evidence.here
+        return diagnose(evidence, self.loop.run.task.terms)
 
     def replays(self, e: Evidence, batch: Batch, scale: float, search: Search) -> Evidence:
         """The eager steps that this verdict calls for, as long as there is time."""
@@ -216,8 +223,11 @@ class Investigator:
 
     def samples(self, batch: Batch, rows: Sequence[int]) -> tuple[Mapping[str, str], ...]:
         source: Source = self.loop.run.source
-        numbers = dict.fromkeys(int(batch.indices[row]) for row in rows)
-        return tuple({"id": source.ids[i], "source": source.origins[i]} for i in numbers)
+        numbers = {int(batch.indices[row]): row for row in reversed(rows)}
+        workers = self.loop.workers
+        return tuple({"id": source.ids[i], "source": source.origins[i]}
+                     | ({"worker": str(workers.holder(row, len(batch.use)))} if workers.size > 1 else {})
+                     for i, row in reversed(numbers.items()))
 
     def numbers(self, case: Case, finding: Finding) -> dict[str, Any]:
         """The step's own figures, then the finding's."""

@@ -19,16 +19,17 @@ from finite.errors import GuardStop
 from finite.guard import verdict as v
 from finite.guard.diagnose import Finding, rate_fault
 from finite.guard.policy import Guard
-from finite.guard.report import StepReport
+from finite.guard.report import NO_SIGNAL, StepReport
 from finite.monitor.history import History
 from finite.run import RunFolder, write_json
 from finite.tasks.base import Source, Task
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import Case, Investigator
 from finite.training.making import make_step
+from finite.training.parallel import ALONE, Workers, agreed_faults, agreed_refusal
 from finite.training.recording import Recorder
 from finite.training.scaling import LossScale
-from finite.training.screen import screened
+from finite.training.screen import alike, screened
 from finite.training.stages import learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
 from finite.training.step import DRY
@@ -53,22 +54,27 @@ class Run:
     say: Callable[[str], None]  # tells the user a line
     snapshot: dict | None = None  # the last verified tensors, and the loss scale's state with them
     recorder: Recorder = field(default_factory=Recorder)  # the default records nothing
+    workers: Workers = ALONE
+    look: Callable[["StageLoop", Batch], None] | None = None  # is shown each batch before its step
 
 
 class StageLoop:
     """A stage being trained: its compiled step, its loader, its optimizer."""
 
     def __init__(self, run: Run, stage: Stage):
-        config, self.run, self.stage = run.config, run, stage
-        self.step = make_step(config, run.task, run.network, run.computing, run.constants, stage, run.source.fields)
+        config, self.run, self.stage, self.workers = run.config, run, stage, run.workers
+        self.step = make_step(config, run.task, run.network, run.computing, run.constants, stage, run.source.fields, run.workers)
         self.optimizer, self.trained = self.step.optimizer, list(self.step.parameters_trained)
-        self.loader = Loader(run.source, config.training.batch_size, config.seed, config.data.threads)
+        rows = config.training.batch_size
+        self.loader = Loader(run.source, rows, config.seed, config.data.threads, run.workers.part(rows))
         self.steps_per_epoch = self.loader.steps()
         moving = {p.name for p in (*self.trained, *self.step.buffers)}
         self.still = [p.name for p in run.network.get_parameters() if p.name not in moving]
         self.investigator = Investigator(self)
         self.faults: list[tuple[str, str]] = []  # tensors of the state that were found bad in the step under way
         self.progress = False  # somebody was quarantined in the step under way
+        self.stop: Callable[[], bool] = bool  # whether this worker was asked to stop
+        self.stopped = False  # whether any worker was, as far as the last step told
 
     def epoch(self, update: Callable[[dict[str, Any]], None], stop: Callable[[], bool], save: Callable[[], None]) -> bool:
         """Train from the run's position to the end of its epoch.
@@ -82,6 +88,7 @@ class StageLoop:
             True when the epoch was finished.
         """
         run, position = self.run, self.run.position
+        self.stop, self.stopped = stop, False
         while position.step_in_epoch < self.steps_per_epoch:
             left = len(run.source) - len(run.guard.quarantine)
             if left < 2:
@@ -91,12 +98,14 @@ class StageLoop:
             batches = self.loader.epoch(position.data_epoch, position.step_in_epoch, quarantined)
             try:
                 for batch in batches:
+                    if run.look is not None:
+                        run.look(self, batch)
                     info = self.one_step(batch)
                     position.step += 1
                     position.step_in_epoch += 1
                     self.after_step()
                     update(info)
-                    if stop():
+                    if self.stopped if self.workers.size > 1 else stop():
                         return False
                     if position.step % run.config.checkpoint.every_steps == 0 and position.step_in_epoch < self.steps_per_epoch:
                         save()
@@ -157,6 +166,7 @@ class StageLoop:
         run = self.run
         if verdict.kind in (v.HEALTHY, v.OVERFLOW, v.EMPTY):
             return [], verdict  # an overflow is expected business; both stand in their step's line
+        batch = self.workers.whole(batch)
         self.faults = self.state_faults(self.tensors())
         if self.faults:
             verdict = v.Verdict(v.BAD_STATE, names=tuple(name for name, _ in self.faults),
@@ -210,10 +220,15 @@ class StageLoop:
         if not batch.use.any():
             return None, v.Verdict(v.EMPTY, sentence="every sample of the batch is in quarantine")
         refused = screened(batch, fields)
-        if refused is not None:
+        limits, signals = run.guard.limits(), NO_SIGNAL
+        if self.workers.size > 1:
+            signals = (float(refused is not None), alike(batch, fields), float(self.stop()))
+        elif refused is not None:
             return None, refused
-        limits = run.guard.limits()
-        report = self.step.run(run.position.step, batch, rate, run.scale.value, limits, fields)
+        report = self.step.run(run.position.step, batch, rate, run.scale.value, limits, fields, signals)
+        self.stopped = bool(report.signal("stop").any())
+        if report.hosts_refused():
+            return None, agreed_refusal(self.workers, refused, batch, fields)
         verdict = v.judge(report, run.scale.half)
         if verdict.kind == v.OVERFLOW:
             unscaled = self.step.run(run.position.step, batch, DRY, 1.0, limits, fields)
@@ -317,7 +332,13 @@ class StageLoop:
                              "step": self.run.position.step}
 
     def tensors(self) -> dict[str, np.ndarray]:
-        """Copies of all that a step may change: weights, statistics, the optimizer's own."""
+        """Copies of all that a step may change: weights, statistics, the optimizer's own.
+
+        Statistics that each worker takes of its own rows (`batch_norm: local`) are averaged first, here and in the network.
+        """
+        if self.workers.size > 1 and self.run.config.training.batch_norm == "local" and self.step.buffers:
+            means = self.workers.mean([b.asnumpy() for b in self.step.buffers])
+            assign(self.step.buffers, dict(zip((b.name for b in self.step.buffers), means)))
         return collect(self.run.network, self.optimizer)
 
     def state_faults(self, tensors: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:
@@ -330,16 +351,19 @@ class StageLoop:
             faults += [(name, "was overwritten: it changed although this stage does not train it") for name in self.still
                        if name in old and name not in bad and not np.array_equal(tensors[name], old[name])]
             faults += [(name, what) for name, what in self.investigator.moved(tensors) if name not in bad]
-        return faults
+        return agreed_faults(self.workers, faults, tensors)
 
     def tell(self, case: Case, finding: Finding, action: str) -> None:
         """Write down, record and say a refused attempt."""
         run, verdict = self.run, case.verdict
         run.guard.counts["incidents"] += 1
-        folder, dropped = self.investigator.write(case, finding, action)
+        folder, dropped, run.guard.streak = self.workers.from_first(
+            lambda: (*self.investigator.write(case, finding, action), run.guard.streak))
         rows = finding.rows
         samples = [] if case.batch is None else [run.source.ids[int(case.batch.indices[row])] for row in rows]
-        shown = f" [{', '.join(samples[:3])}{', ...' if len(samples) > 3 else ''}]" if samples else ""
+        named = [run.source.ids[int(case.batch.indices[row])] + self.workers.told(row, len(case.batch.use))
+                 for row in rows[:3]] if case.batch else []
+        shown = f" [{', '.join(named)}{', ...' if len(rows) > 3 else ''}]" if named else ""
         cause = "" if finding.cause == verdict.sentence else f". Cause: {finding.cause}"
         more = f"; {'; '.join(dropped)}" if dropped else ""
         look = f" (see {run.folder.incidents / folder}/incident.md)" if folder else ""
@@ -360,6 +384,8 @@ class StageLoop:
 
 def list_quarantine(run: Run) -> None:
     """Write quarantine.json: who is set aside, since when and why."""
+    if not run.workers.first:
+        return
     guard, source = run.guard, run.source
     write_json(run.folder.quarantine, {
         "samples": [{"id": source.ids[i], "source": source.origins[i], "reason": reason, "step": guard.quarantined_at.get(i)}

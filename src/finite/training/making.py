@@ -8,20 +8,26 @@ from finite.config import Config, Stage
 from finite.tasks.base import Field, Task
 from finite.training.average import WeightAverage
 from finite.training.balance import attach, log_variances
+from finite.training.batchnorm import synchronise
 from finite.training.optimizers import RatedOptimizer
+from finite.training.parallel import ALONE, Workers
+from finite.training.parallel_step import ParallelStep
 from finite.training.stages import freeze
 from finite.training.step import GuardedStep, rules_of, running_statistics
 
 
-def make_network(config: Config, task: Task) -> nn.Cell:
-    """A new network as it is trained: the task's, with learned loss weights where they are configured."""
+def make_network(config: Config, task: Task, workers: Workers = ALONE) -> nn.Cell:
+    """A new network as it is trained: the task's, with learned loss weights where they are configured, and BatchNorm over
+    the rows of all workers."""
     network = task.network()
     attach(network, config.loss.balance, task.terms)
+    if workers.size > 1 and config.training.batch_norm == "synchronised":
+        synchronise(network, workers, config.training.batch_size)
     return network
 
 
 def make_step(config: Config, task: Task, network: nn.Cell, computing: nn.Cell, constants: frozenset[str], stage: Stage,
-              fields: Sequence[Field]) -> GuardedStep:
+              fields: Sequence[Field], workers: Workers = ALONE) -> GuardedStep:
     """Put the network into the stage's mode and make its optimizer and its step (`.optimizer`, `.parameters_trained`).
 
     `computing` is the network in the run's precision; `constants` are those of the network when it was new.
@@ -30,5 +36,6 @@ def make_step(config: Config, task: Task, network: nn.Cell, computing: nn.Cell, 
     settings, balance = config.training, log_variances(network)
     average = WeightAverage(settings.average, [*trained, *running_statistics(network)]) if settings.average else None
     optimizer = RatedOptimizer(config.optimizer, trained, average, balance, settings.accumulate > 1)
-    return GuardedStep(task.terms_cell(computing), optimizer, fields, task.terms, task.points, task.groups, settings.batch_size,
-                       rules_of(config, stage), balance)
+    given = (task.terms_cell(computing), optimizer, fields, task.terms, task.points, task.groups, settings.batch_size,
+             rules_of(config, stage), balance)
+    return GuardedStep(*given) if workers.size == 1 else ParallelStep(*given, workers)

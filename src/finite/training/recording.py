@@ -160,7 +160,7 @@ class Recording(Recorder):
         drawn = {f"validation/{name}": jpeg(s) for name, s in sheets(self.task, scored, self.config.seed, count, COLUMNS).items()}
         for name, data in drawn.items():
             write_bytes(self.folder.pictures / f"{name.replace('/', '-')}.jpg", data)
-        batch = loop.loader.batch(loop.run.position.data_epoch, 0, tuple(sorted(loop.run.guard.quarantine)))
+        batch = loop.loader.batch(loop.run.position.data_epoch, 0, tuple(sorted(loop.run.guard.quarantine)), whole=True)
         rows = min(len(batch.use), max(len(scored.source), 1))  # as many as were scored at once: no other graph is compiled
         outputs = scorer.predict({name: values[:rows] for name, values in batch.arrays.items()})
         chosen = np.arange(min(count, rows))

@@ -61,7 +61,7 @@ class Search:
 
     def bad(self, batch: Batch) -> bool:
         """Would a step with this batch be refused? Raises Spent when the time is up."""
-        if self.spent():
+        if self.loop.workers.any(self.spent()):
             raise Spent
         run = self.loop.run
         report = self.loop.step.run(run.position.step, batch, DRY, self.scale, self.limits, self.fields)
@@ -75,7 +75,7 @@ class Search:
         numbers = [n for n in (*range(now + 1, last), *range(now), last) if n != now and n <= last]
         if loop.steps_per_epoch > 1:
             for number in dict.fromkeys(numbers):
-                yield loop.loader.batch(position.data_epoch, number, quarantined)
+                yield loop.workers.whole(loop.loader.batch(position.data_epoch, number, quarantined))
         rows = len(self.batch.use)
         for parts in (2, 4):
             for part in np.array_split(np.arange(rows), parts):

@@ -30,7 +30,7 @@ from finite.tasks.base import Field
 from finite.training.balance import balanced
 from finite.training.bounds import counted, term_means, weighted_sum
 from finite.training.optimizers import RatedOptimizer
-from finite.guard.report import Layout, Limits, StepReport
+from finite.guard.report import NO_SIGNAL, Layout, Limits, StepReport
 
 #: A learning rate that no step accepts: for attempts that only look.
 DRY = -1.0
@@ -139,7 +139,7 @@ class GuardedStep(nn.Cell):
         shares = means * self.weight_row
         if self.balance:
             shares = balanced(ops.cat(self.balance), shares, sums)
-        total = ops.matmul(ops.select(self.active, shares, self.no_share).reshape((1, -1)), self.share_ones).reshape(())
+        total = self.summed(shares)
         raw = weighted_sum(used, weight) / denominator
         sums_of, largest = self.look_at(points)
         aux = (total, used, weight, ops.stack((raw, means, sums)), table, sums_of, largest)
@@ -147,6 +147,10 @@ class GuardedStep(nn.Cell):
         for x in aux:
             stopped += (ops.stop_gradient(x),)
         return total * scale, stopped
+
+    def summed(self, shares):
+        """The sum of the terms' shares of the loss, those out of use left out, whatever they hold."""
+        return ops.matmul(ops.select(self.active, shares, self.no_share).reshape((1, -1)), self.share_ones).reshape(())
 
     def flat_buffers(self):
         """All running statistics as one vector: a copy, which later changes of the parameters don't reach."""
@@ -178,6 +182,14 @@ class GuardedStep(nn.Cell):
             largest += (ops.abs(p).max(axis=1).max(),)  # in two steps: a maximum over everything at once takes one thread
         return ops.stack(sums), ops.stack(largest)
 
+    def shared(self, aux, gradients, input_bad, statistics, batch):
+        """What was found of all workers' rows, and what they signal. Of one worker: as it is (see parallel_step.py)."""
+        return aux, gradients, input_bad, statistics, ()
+
+    def inputs(self, batch, fields: Sequence[Field], signals: Sequence[float]) -> list[Tensor]:
+        """What the graph takes of a host batch."""
+        return [Tensor(batch.arrays[f.name]) for f in fields]
+
     @ms.jit
     def construct(self, rate, scale, norm_limit, point_limit, *batch):
         before = None
@@ -186,6 +198,14 @@ class GuardedStep(nn.Cell):
             batch = ops.depend(batch, before)
         input_bad = self.input_flags(batch)
         (_, aux), gradients = self.value_and_grad(scale, *batch)
+
+        statistics = ()
+        if self.buffers:
+            after = self.flat_buffers()
+            fine = ops.abs(after) <= ops.maximum(ops.abs(before), Tensor(1.0, ms.float32)) * self.jump  # False for NaN
+            bad = ops.logical_not(fine).astype(ms.float32).reshape((1, -1))
+            statistics = (ops.matmul(bad, self.buffer_owner).reshape((-1,)),)
+        aux, gradients, input_bad, statistics, signals = self.shared(aux, gradients, input_bad, statistics, batch)
         total, used, weight, means, table, point_sum, point_largest = aux
 
         squares = ()
@@ -204,13 +224,9 @@ class GuardedStep(nn.Cell):
         exploded = ops.logical_and(point_largest > point_limit, point_largest <= LARGEST)
         point_fault = ops.logical_or(point_largest == 0, exploded).astype(ms.float32)
         flags = (input_bad.reshape((-1,)), table_bad.reshape((-1,)).astype(ms.float32), point_fault)
-        statistics = ()
-        if self.buffers:
-            after = self.flat_buffers()
-            fine = ops.abs(after) <= ops.maximum(ops.abs(before), Tensor(1.0, ms.float32)) * self.jump  # False for NaN
-            bad = ops.logical_not(fine).astype(ms.float32).reshape((1, -1))
-            statistics = (ops.matmul(bad, self.buffer_owner).reshape((-1,)),)
         faults = ops.cat(flags + statistics).max()
+        for told in signals:
+            faults = faults + self.refusals(told)
         ok = ops.logical_and(ops.logical_and(faults == 0, norm <= LARGEST), ops.logical_and(rate >= 0, rate <= LARGEST))
         spike = self.no_spike
         limit = Tensor(self.clip_norm, ms.float32)
@@ -242,8 +258,11 @@ class GuardedStep(nn.Cell):
                     start, end = self.buffer_slices[i]
                     ops.assign(self.buffers[i], before[start:end])
         head = ops.stack((ok.astype(ms.float32), total, done, norm * factor, spike))
-        return ops.cat((head, means.reshape((-1,)), table.reshape((-1,)), weight.reshape((-1,)), flags[0], square_sum,
-                        largest_gradient) + statistics + (point_sum, point_fault, point_largest))
+        parts = (head, means.reshape((-1,)), table.reshape((-1,)), weight.reshape((-1,)), flags[0], square_sum, largest_gradient)
+        parts += statistics + (point_sum, point_fault, point_largest)
+        for told in signals:
+            parts += (told.reshape((-1,)),)
+        return ops.cat(parts)
 
     @ms.jit
     def update(self, rate, norm_limit):
@@ -274,13 +293,15 @@ class GuardedStep(nn.Cell):
         ok, norm, clipped = self.update(Tensor(rate, ms.float32), Tensor(norm_limit, ms.float32)).asnumpy().tolist()
         return ok > 0.5, norm, clipped
 
-    def run(self, step: int, batch, rate: float, scale: float, limits: Limits, fields: Sequence[Field]) -> StepReport:
+    def run(self, step: int, batch, rate: float, scale: float, limits: Limits, fields: Sequence[Field],
+            signals: Sequence[float] = NO_SIGNAL) -> StepReport:
         """One attempt at a step with a host batch (data/pipeline.py). Returns its report after the device is done.
+        `signals`: what one of several workers tells the others.
 
         With `rate` DRY nothing is updated whatever the batch: the report tells how the step would have been judged.
         """
         started = time.perf_counter()
-        arrays = [Tensor(batch.arrays[f.name]) for f in fields]
+        arrays = self.inputs(batch, fields, signals)
         points = np.full(len(self.layout.points), np.inf, np.float32) if limits.points is None else limits.points
         given = np.array((rate, scale, limits.norm), np.float32)
         vector = self(*(Tensor(x) for x in given), Tensor(points.astype(np.float32)), *arrays)

@@ -22,13 +22,16 @@ from finite.interrupt import Interrupt
 from finite.monitor import report
 from finite.monitor.budget import Budget
 from finite.monitor.console import Console
-from finite.monitor.history import History
+from finite.monitor.history import History, Unwritten
 from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
+from finite.training.agreement import differing, same_settings, tell_workers
 from finite.training.loop import Run, StageLoop, list_quarantine
+from finite.training.first_batches import FirstBatches
 from finite.training.making import make_network
+from finite.training.parallel import ALONE, Workers, parameters_of
 from finite.training.recording import Recording
 from finite.training.scaling import LossScale
 from finite.training.scoring import Scored, Scorer
@@ -63,7 +66,8 @@ def only_first(sources: Sources, count: int) -> Sources:
     return Sources(few, few, few, {**sources.facts, "overfit": f"the first {count} training samples are all three splits"})
 
 
-def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunFolder, Sources | None]:
+def train(config: Config, options: TrainOptions, console: Console,
+          workers: Workers = ALONE) -> tuple[RunFolder, Sources | None]:
     """Train a run, or go on with one. Returns its folder and data; None for data when there is nothing left to do.
 
     Raises UserError for what the user can mend, GuardStop when the numeric guard ends the run, Interrupted after
@@ -73,11 +77,12 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         config = config.model_copy(update={"stages": (_stage(config, options.stage),)})
     saved = None
     use_device(config)  # before anything is made: a missing device leaves no empty folder behind
+    same_settings(config, workers)
     if options.resume is not None:
         folder = options.resume
         saved, trouble = checkpoint.newest(folder)
         done = saved.state["done"] and folder.metrics.exists() and (folder.export / "model.json").exists()
-        if not done:
+        if not done and workers.first:
             console.attach(folder.log)
         for line in trouble:
             console.warn(f"{line}; going on from {saved.path.name} (step {saved.state['step']})")
@@ -87,23 +92,24 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
             console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained, scored and exported")
             return folder, None
     else:
-        folder = RunFolder.create(config.runs, options.run)
-    folder.check_writable(NEEDED_BYTES + config.guard.incidents.megabytes * 1_000_000)
-    if saved is None:
+        folder = workers.from_first(lambda: RunFolder.create(config.runs, options.run))
+    workers.from_first(lambda: folder.check_writable(NEEDED_BYTES + config.guard.incidents.megabytes * 1_000_000))
+    if saved is None and workers.first:
         console.attach(folder.log)
         write_text(folder.config, settings.dump(config))
         write_json(folder.environment, environment())
     console.line(f"run {folder.path}")
+    tell_workers(config, workers, console)
     with Interrupt(console.warn) as stop:
         task = TASKS[config.task](config)
         overfit = saved.state["overfit"] if saved else options.overfit
-        sources = task.data(folder.data)
+        sources = workers.first_before_others(lambda: task.data(folder.data))
         if overfit is not None:
             sources = only_first(sources, overfit)
         tell_facts(console, sources.facts)
-        if saved is None:
+        if saved is None and workers.first:
             write_json(folder.data / "facts.json", sources.facts)
-        session = Session(config, task, sources, folder, console, overfit)
+        session = Session(config, task, sources, folder, console, overfit, workers)
         if saved is not None:
             session.resume(saved)
             session.give_back(options.give_back)
@@ -112,12 +118,16 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         else:
             for line in task.start_weights(session.run.network):
                 console.line(line)
+        session.same_weights()
+        if options.debug_batches:
+            session.run.look = FirstBatches(options.debug_batches, console.line)
         session.record()
         try:
             session.train(stop)
         finally:
             session.run.recorder.close()
-            report.try_write(folder, config, console.warn)
+            if workers.first:
+                report.try_write(folder, config, console.warn)
     return folder, sources
 
 
@@ -151,33 +161,21 @@ def better(score: float, terms: list[str], best: Mapping[str, Any] | None) -> bo
     return score >= old or (math.isnan(old) and not math.isnan(score))
 
 
-#: Settings that a resumed run may have otherwise: where things are and how fast they go, never what is computed.
-FREE = ("runs", "device", "model.weights", "data.root", "data.test", "data.cache_mb", "data.threads",
-        *(f"summary.{name}" for name in settings.Summary.model_fields))
-
-
-def differing(old: Any, new: Any, key: str = "") -> list[str]:
-    """Dotted keys under which two resolved configurations differ, those in FREE left out."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = dict.fromkeys([*old, *new])
-        return [d for name in names for d in differing(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))]
-    return [] if old == new or key in FREE else [key]
-
-
 class Session:
     """A run in memory: network, data, guard, history, and the writing of checkpoints."""
 
     def __init__(self, config: Config, task: Task, sources: Sources, folder: RunFolder, console: Console,
-                 overfit: int | None):
+                 overfit: int | None, workers: Workers = ALONE):
         self.config, self.task, self.sources, self.folder, self.console = config, task, sources, folder, console
         self.overfit = overfit
         self.versions = environment()["packages"]  # once: it opens many files, which a checkpoint must not depend on
-        network = make_network(config, task)
+        self.workers = workers
+        network = make_network(config, task, workers)
         half = config.training.precision != "O0"
         computing = with_precision(network, config.training.precision)
         self.run = Run(config, folder, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
-                       LossScale(half, config.training.loss_scale), History(folder.history), Position(), EpochSums(),
-                       console.warn)
+                       LossScale(half, config.training.loss_scale), (History if workers.first else Unwritten)(folder.history),
+                       Position(), EpochSums(), console.warn, workers=workers)
         self.keeper = checkpoint.Keeper(folder, config.checkpoint.keep)
         self.scorer: Scorer | None = None
         self.best: dict[str, Any] | None = None  # {"score", "terms", "step", "stage", "epoch"}
@@ -207,7 +205,8 @@ class Session:
         run.history.truncate(state["history"])
         self.best, self.stage_best, self.seconds = state["best"], state.get("stage_best", self.stage_best), state["seconds"]
         self.trained_terms = set(state["trained_terms"])
-        incident.forget_after(self.folder.incidents, run.position.step)
+        if self.workers.first:
+            incident.forget_after(self.folder.incidents, run.position.step)
         self.saved_optimizer = saved.tensors
         self.console.line(f"going on from {saved.path.name}: step {run.position.step}")
 
@@ -256,9 +255,16 @@ class Session:
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
+    def same_weights(self) -> None:
+        """Refuse to train from weights that are not the same on all workers. Raises UserError naming the first."""
+        different = self.workers.first_difference(parameters_of(self.run.network))
+        if different:
+            raise UserError(f"parameter {different[0]} of worker {different[1]} is not that of worker 0, so they can't train one run; "
+                            "see that all workers read the same files and run the same versions")
+
     def record(self) -> None:
         """Begin recording for the dashboard, or go on with it, unless the configuration says no."""
-        if self.config.summary.enabled:
+        if self.config.summary.enabled and self.workers.first:
             run = self.run
             recording = Recording(self.config, self.task, self.sources, self.folder, self.console)
             scored = frozenset(line["step"] for line in run.history.read() if line["kind"] == "epoch")
@@ -345,10 +351,10 @@ class Session:
         else:
             run.position.next_epoch(stage.epochs)
         self.save(loop, best)
-        if self.for_report.due():
+        if self.workers.first and self.for_report.due():
             with self.for_report:
                 report.try_write(self.folder, self.config, self.console.warn)
-        if stop.requested and run.position.stage < len(self.config.stages):
+        if self.workers.any(stop.requested) and run.position.stage < len(self.config.stages):
             raise self.interrupted()
 
     def stage_over(self, stage: settings.Stage, score: float) -> bool:
@@ -366,7 +372,7 @@ class Session:
     def score(self, weights: Mapping[str, np.ndarray]) -> Scored:
         """These weights on the validation split."""
         if self.scorer is None:
-            self.scorer = Scorer(self.task, self.config.training.batch_size, self.config.data.threads)
+            self.scorer = Scorer(self.task, self.config.training.batch_size, self.config.data.threads, self.workers)
         self.scorer.load(weights, "this run's weights")
         return self.scorer.scored(self.sources.validation)
 
@@ -385,4 +391,5 @@ class Session:
             "overfit": self.overfit,
             "versions": self.versions,
         }
-        self.keeper.save(run.snapshot["tensors"], state, best)
+        if self.workers.first:
+            self.keeper.save(run.snapshot["tensors"], state, best)
