@@ -80,6 +80,16 @@ def test_averaging_each_workers_own_means_is_another_run(two, one):
     assert abs(ours[0, 1] / ref[0, 1] - 1) > 1e-2 and np.abs(ours / ref - 1).max() > 1e-2
 
 
+def test_ratio_over_the_batch_is_another_loss_on_two_workers_and_a_ratio_by_sample_is_not(two):
+    for result in two.ratios:
+        quiet, silent = result.quiet, result.silent
+        assert quiet.published_all > 2 * quiet.published_one and quiet.published_gradient > 1
+        assert abs(quiet.ours_all / quiet.ours_one - 1) < 1e-6 and quiet.ours_gradient < 1e-6
+        assert np.isnan(silent.losses[1]) and np.isnan(silent.published_all) and np.isfinite(silent.losses[0])
+        assert silent.verdict == v.BAD_TERM and silent.named == ((4, 1), (5, 1), (6, 1), (7, 1))
+        assert not silent.changed and silent.rerun is not None and np.isfinite(silent.rerun)
+
+
 def test_every_sample_is_read_once_an_epoch_whatever_the_number_of_workers(two, one):
     def used(results, epoch):
         return sorted(index for r in results for index, e in r.read if e == epoch)

@@ -21,6 +21,7 @@ from test_investigate import OneZero, RootAtZero  # noqa: E402
 from test_loop import SICK, ToySource, stage_at  # noqa: E402
 from toy import toy_task  # noqa: E402
 
+from finite.bench.ratio import compare  # noqa: E402
 from finite.config import Config  # noqa: E402
 from finite.data.pipeline import Loader, plan  # noqa: E402
 from finite.errors import UserError  # noqa: E402
@@ -231,8 +232,12 @@ def scoring(workers, folder):
     return SimpleNamespace(metrics=scored.metrics, outputs=dict(scored.outputs), merit=scored.merit)
 
 
+def ratios(workers, folder):
+    return SimpleNamespace(quiet=compare(workers, 1 / 30), silent=compare(workers, 0.0))
+
+
 WITH_LOOP = (healthy, pixel_on_worker_1, label_on_worker_1, bad_derivative, memory_of_worker_1, stop_on_worker_1, agreement)
-OTHERS = (own_statistics, wrongly_averaged, scoring)
+OTHERS = (own_statistics, wrongly_averaged, scoring, ratios)
 
 
 def make_all(workers: Workers, folder: Path, names=None) -> dict:

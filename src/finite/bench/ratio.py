@@ -45,10 +45,11 @@ class Gain(nn.Cell):
 
 
 def clips(quiet: float) -> dict[str, np.ndarray]:
-    """Spectra of CLIPS clips; those of the second half are `quiet` times as loud (0: silence under the noise)."""
+    """Spectra of CLIPS clips; clean ones of the second half are `quiet` times as loud (0: silence, without any noise)."""
     rng = np.random.default_rng(7)
-    clean = rng.uniform(0.5, 1.5, (CLIPS, BANDS)) * np.where(np.arange(CLIPS) < CLIPS // 2, 1.0, quiet)[:, None]
-    noise = rng.uniform(0.0, 0.4, (CLIPS, BANDS))
+    second = (np.arange(CLIPS) >= CLIPS // 2)[:, None]
+    clean = rng.uniform(0.5, 1.5, (CLIPS, BANDS)) * np.where(second, quiet, 1.0)
+    noise = rng.uniform(0.0, 0.4, (CLIPS, BANDS)) * np.where(second & (quiet == 0), 0.0, 1.0)
     return {"noisy": (clean + noise).astype(np.float32), "clean": clean.astype(np.float32), "weight": np.ones(CLIPS, np.float32)}
 
 
@@ -78,6 +79,7 @@ class Compared:
     verdict: str
     named: tuple[tuple[int, int], ...]  # (clip, its worker)
     changed: bool  # whether the weights were changed by the step
+    rerun: float | None  # loss of the step without the named clips, which are replaced at weight 0
 
 
 def compare(workers: Workers, quiet: float) -> Compared:
@@ -89,11 +91,21 @@ def compare(workers: Workers, quiet: float) -> Compared:
     one, _, _ = step_of(arrays, Workers())
     many, before, after = step_of(arrays, workers)
     verdict = v.judge(many, half=False)
+    rerun = None
+    if verdict.rows:
+        named = list(verdict.rows)
+        others = np.resize([row for row in range(CLIPS) if row not in named], len(named))
+        mended = {name: values.copy() for name, values in arrays.items()}
+        for values in mended.values():
+            values[named] = values[others]
+        mended["weight"][named] = 0.0
+        again, _, _ = step_of(mended, workers)
+        rerun = again.total if again.good else float("nan")
     gradients = [np.sqrt(report.blocks["square_sum"][0]) for report in (many, one)]
     return Compared(
         whole[0], float(np.mean([loss for loss, _ in everybody])), distance(averaged, whole[1]), tuple(loss for loss, _ in everybody),
         one.total, many.total, abs(float(gradients[0] / gradients[1]) - 1), verdict.kind,
-        tuple((row, workers.holder(row, CLIPS)) for row in verdict.rows), not np.array_equal(before, after))
+        tuple((row, workers.holder(row, CLIPS)) for row in verdict.rows), not np.array_equal(before, after), rerun)
 
 
 def step_of(arrays, workers: Workers):
@@ -125,5 +137,6 @@ def table(workers: Workers) -> list[str]:
                   f"  ratio of each sample, weighted over the global batch: one worker {c.ours_one:.4f}, {workers.size} workers "
                   f"{c.ours_all:.4f}; gradient norm differs by {c.ours_gradient:.1e}; verdict {c.verdict}"
                   + (f", named: {', '.join(f'clip {clip} (worker {rank})' for clip, rank in c.named)}" if c.named else "")
-                  + f"; weights {'changed' if c.changed else 'not changed'}"]
+                  + f"; weights {'changed' if c.changed else 'not changed'}"
+                  + ("" if c.rerun is None else f"; run again without them: loss {c.rerun:.4f}")]
     return lines
