@@ -125,7 +125,8 @@ class Synthesis(nn.Cell):
         total = self.pads[0](frames[:, :, : self.hop])
         for i in range(1, self.pieces):
             total = total + self.pads[i](frames[:, :, i * self.hop : (i + 1) * self.hop])
-        return total.reshape((coefficients.shape[0], -1))[:, self.window - self.hop :]
+        rows, count, _ = coefficients.shape
+        return total.reshape((rows, (count + self.pieces - 1) * self.hop))[:, self.window - self.hop :]
 
 
 class Network(nn.Cell):
