@@ -56,16 +56,19 @@ class Data(Group):
 
 
 class Model(Group):
-    window: Annotated[Whole, Field(ge=16, le=4096)] = 256
-    hop: Annotated[Whole, Field(ge=4, le=4096)] = 64
-    channels: Annotated[Whole, Field(ge=8, le=1024)] = 128
-    depth: Annotated[Whole, Field(ge=1, le=6)] = 3
+    window: Annotated[Whole, Field(ge=16, le=4096)] = 512
+    hop: Annotated[Whole, Field(ge=4, le=4096)] = 256
+    channels: Annotated[Whole, Field(ge=4, le=256)] = 32
+    depth: Annotated[Whole, Field(ge=1, le=6)] = 2
+    hidden: Annotated[Whole, Field(ge=1, le=4096)] = 192
     norm: Literal["batch", "none"] = "batch"
 
     @model_validator(mode="after")
     def _frames_overlap(self) -> "Model":
         if self.window % self.hop or self.window == self.hop:
             raise ValueError(f"window ({self.window}) must be a multiple of hop ({self.hop}), and longer than it")
+        if self.window % 2 ** (self.depth + 4):
+            raise ValueError(f"window ({self.window}) must be a multiple of {2 ** (self.depth + 4)}, for a depth of {self.depth}")
         return self
 
 

@@ -198,8 +198,8 @@ class WaveformTask:
             row = train.row(index, self.config.seed, 0)
             noisy = np.pad(row["noisy"], (model.window, model.window))
             frames = np.lib.stride_tricks.sliding_window_view(noisy, model.window)[:: model.hop] @ forward
-            bins = model.window // 2 + 1
-            power = np.log(frames[:, :bins] ** 2.0 + frames[:, bins:] ** 2.0 + POWER_EPS).astype(np.float64)
+            bins = model.window // 2
+            power = np.log(frames[:, :bins] ** 2.0 + frames[:, bins + 1 : -1] ** 2.0 + POWER_EPS).astype(np.float64)
             count, sums, squares = count + len(power), sums + power.sum(0), squares + np.square(power).sum(0)
         mean = sums / count
         self.statistics = {"power_mean": mean, "power_std": np.sqrt(np.maximum(squares / count - mean**2, 0.01))}
@@ -209,7 +209,7 @@ class WaveformTask:
     def network(self) -> Network:
         """A new network with initial weights by `seed`; after `data`, with the training split's statistics."""
         model = self.config.model
-        network = Network(model.window, model.hop, model.channels, model.depth, model.norm == "batch", self.config.seed)
+        network = Network(model.window, model.hop, model.channels, model.depth, model.hidden, model.norm == "batch", self.config.seed)
         if self.statistics:
             network.set_statistics(**self.statistics)
         return network

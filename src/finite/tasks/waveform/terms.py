@@ -12,12 +12,13 @@ from mindspore import dtype as mstype
 from finite.tasks.waveform.stft import PUBLISHED, MultiResolutionStft
 
 TERMS = ("waveform", "spectral_convergence", "log_magnitude")
-POINTS = ("spectrum", "features", "estimate")
+#: Not the estimate: that of a silent batch is 0, and rightly so.
+POINTS = ("spectrum", "features", "mask")
 
 
 class WaveformTerms(nn.Cell):
     """(noisy (B, L), clean (B, L), samples (B,), kind (B,), weight (B,)) -> values and weights, each three float32 rows (B,),
-    and the key points (spectrum, features, estimate).
+    and the key points (spectrum, features, mask).
 
     `waveform`: mean absolute difference of the samples. `spectral_convergence`, `log_magnitude`: see `stft`. What lies beyond
     a row's `samples` is padding: the estimate is cut there, so that nothing the network does with padding counts.
@@ -32,11 +33,16 @@ class WaveformTerms(nn.Cell):
         self.ones = Tensor(np.ones((length, 1), np.float32))
 
     def construct(self, noisy, clean, samples, kind, weight):
-        estimate, spectrum, features = self.network(noisy)
-        estimate = ops.cast(estimate, mstype.float32)
-        inside = self.places < ops.expand_dims(samples, 1)
-        cut = ops.select(inside, estimate, ops.zeros_like(estimate))
-        # `select` and not a product: 0 x Inf would be NaN. The mean as a matrix product, whose last digit is always the same.
-        distance = ops.matmul(ops.abs(cut - clean), self.ones).reshape((-1,)) / ops.maximum(samples, Tensor(1.0, mstype.float32))
+        estimate, spectrum, features, mask = self.network(noisy)
+        cut = self.cut(estimate, samples)
         convergence, logs = self.stft(cut, clean, samples)
-        return (distance, convergence, logs), (weight, weight, weight), (spectrum, features, estimate)
+        return (self.distance(cut, clean, samples), convergence, logs), (weight, weight, weight), (spectrum, features, mask)
+
+    def cut(self, estimate, samples):
+        """The estimate (B, L) in float32, 0 beyond its samples. `select` and not a product: 0 x Inf would be NaN."""
+        estimate = ops.cast(estimate, mstype.float32)
+        return ops.select(self.places < ops.expand_dims(samples, 1), estimate, ops.zeros_like(estimate))
+
+    def distance(self, cut, clean, samples):
+        """Mean absolute difference (B,). As a matrix product, whose last digit is always the same."""
+        return ops.matmul(ops.abs(cut - clean), self.ones).reshape((-1,)) / ops.maximum(samples, Tensor(1.0, mstype.float32))
