@@ -14,7 +14,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from finite.run import explained
+from finite.errors import UserError
 
 #: What is looked for in folders.
 SUFFIXES = (".wav", ".flac", ".ogg")
@@ -85,9 +85,7 @@ def encoded(samples: np.ndarray, rate: int) -> bytes:
 
 
 def folder_of(path: Path) -> Path:
-    """`path`, if it is a folder that can be listed. Raises UserError."""
-    try:
-        os.listdir(path)
-    except OSError as error:
-        raise explained(error, path) from error
+    """`path`, if it is a folder. Raises UserError."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder" if not path.exists() else f"{path}: is a file; give the folder that it lies in")
     return path

@@ -19,7 +19,7 @@ FIGURES = ("si_sdr_gain", "wiener_gain", "si_sdr", "noisy_si_sdr", "spectral_con
 
 def si_sdr(estimate: np.ndarray, target: np.ndarray) -> float:
     """Scale-invariant signal-to-distortion ratio in dB of (n,) signals, without their means, between -100 and 100; NaN for a
-    target without signal, -100 for an estimate that is not finite."""
+    target without signal, -100 for an estimate that is not finite or has nothing of it."""
     estimate, target = np.asarray(estimate, np.float64), np.asarray(target, np.float64)
     if not np.isfinite(estimate).all():
         return -100.0
@@ -30,7 +30,9 @@ def si_sdr(estimate: np.ndarray, target: np.ndarray) -> float:
     wanted = (estimate @ target) / power * target
     rest = estimate - wanted
     good, bad = wanted @ wanted, rest @ rest
-    return float(np.clip(10 * np.log10(max(good, 1e-30) / max(bad, 1e-30)), -100, 100))
+    if good < 1e-20 * power:
+        return -100.0
+    return float(np.clip(10 * np.log10(good / max(bad, 1e-30)), -100, 100))
 
 
 def spectrum(signal: np.ndarray) -> np.ndarray:

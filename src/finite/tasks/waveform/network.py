@@ -167,7 +167,7 @@ class Network(nn.Cell):
         self.synthesis = Synthesis(window, hop, backward)
         self.power_mean = constant("power_mean", np.full(self.bins - 1, -8.0))
         self.power_std = constant("power_std", np.full(self.bins - 1, 4.0))
-        initialise(self, seed, {"analysis.weight": None, "synthesis.weight": None, "mask.out.weight": 0.1, "mask.all_bins.outward.weight": 0.1})
+        initialise(self, seed, {"analysis.weight": None, "synthesis.weight": None, "mask.out.weight": 0.01, "mask.all_bins.outward.weight": 0.1})
 
     def set_statistics(self, power_mean: np.ndarray, power_std: np.ndarray) -> None:
         """Mean and deviation of the log powers, (K - 1,) each. Only before the cell is compiled. Raises ValueError for a value
