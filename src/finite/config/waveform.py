@@ -16,6 +16,7 @@ from finite.config.common import (
     Share,
     Switch,
     Text,
+    Training,
     Whole,
     shares_of_one,
     span,
@@ -40,7 +41,7 @@ class Data(Group):
     hold_out: tuple[Text, ...] = ()
     split: Annotated[tuple[Share, Share, Share], AfterValidator(shares_of_one)] = (0.8, 0.1, 0.1)
     sample_rate: Annotated[Whole, Field(ge=1000, le=192000)] = 8000
-    length: Annotated[Whole, Field(ge=1024, le=2**20)] = 8192
+    length: Annotated[Whole, Field(ge=1024, le=2**20)] = 4096
     noises: tuple[Noise, ...] = ("white", "pink", "hum", "babble")
     noise_root: File | None = None
     snr: Annotated[tuple[Decibels, Decibels], AfterValidator(span)] = (-5.0, 10.0)
@@ -108,8 +109,9 @@ class Stage(common.Stage):
 
 
 STAGES = (
-    Stage(name="waveform", epochs=6, learning_rate=2e-3, warmup_epochs=0.5, weights={"waveform": 1.0}),
-    Stage(name="spectral", epochs=6, learning_rate=1e-3, warmup_epochs=0.2),
+    Stage(name="waveform", epochs=10, learning_rate=4e-3, warmup_epochs=0.5, weights={"waveform": 1.0}),
+    Stage(name="spectral", epochs=3, learning_rate=1e-3, warmup_epochs=0.2,
+          weights={"waveform": 10.0, "spectral_convergence": 0.1, "log_magnitude": 0.02}),
 )
 
 
@@ -121,4 +123,5 @@ class WaveformConfig(Config):
     model: Model = Model()
     augment: Augment = Augment()
     loss: Loss = Loss()
+    training: Training = Training(batch_size=16)
     stages: Annotated[tuple[Stage, ...], AfterValidator(stages_named_apart)] = STAGES

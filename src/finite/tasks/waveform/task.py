@@ -114,6 +114,8 @@ class WaveformTask:
         return Sources(made["train"], made["validation"], made["test"], facts)
 
     def _audit(self, root: Path) -> AudioAudit:
+        if root == WaveformConfig().data.root and not root.exists():
+            raise UserError(f"{root}: no such folder; `python dataset/make_tones.py` makes the built-in clips")
         audit = audio_audit.check(root, self.config.data.sample_rate, max(r.fft for r in self.config.loss.resolutions))
         if not audit.usable:
             why = "; ".join(sentences(audit.findings)[:3]) or "there is no .wav, .flac or .ogg in it"
