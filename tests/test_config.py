@@ -12,12 +12,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finite.config import Checkpoint, Config, Data, LossScale, Optimizer, Stage, Training, dump, load
+from finite.config import Checkpoint, Config, Data, LossScale, Optimizer, Stage, Training, WaveformConfig, dump, load, validated
 from finite.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 CASES = Path(__file__).parents[2] / "shared" / "cases" / "make_cases.py"
-DEFAULT_FILE = ROOT / "config.yaml"
+DEFAULT_FILE, WAVEFORM_FILE = ROOT / "config.yaml", ROOT / "examples" / "waveform.yaml"
 STAGE = "{name: only, epochs: 2, learning_rate: 1e-3}"
 
 
@@ -39,8 +39,30 @@ def test_default_file_shows_every_key():
     assert leaves(shown) == leaves(Config().model_dump(mode="json"))
 
 
-def test_every_line_of_the_default_file_has_exactly_one_comment():
-    lines = [line for line in DEFAULT_FILE.read_text().splitlines() if line and not line.startswith("#")]
+def test_the_waveform_example_is_its_schemas_default_and_shows_every_key():
+    assert load(WAVEFORM_FILE) == WaveformConfig() == load(None, ["task=waveform"])
+    assert leaves(yaml.safe_load(WAVEFORM_FILE.read_text())) == leaves(WaveformConfig().model_dump(mode="json"))
+
+
+def test_the_task_chooses_the_schema(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text("task: waveform\ndata:\n  length: 2048\n")
+    config = load(path)
+    assert isinstance(config, WaveformConfig) and config.data.length == 2048 and config.stages[0].name == "waveform"
+    (tmp_path / "again.yaml").write_text(dump(config))
+    assert load(tmp_path / "again.yaml") == config == validated(config.model_dump(mode="json"))
+    for text, told in (("task: sound", "task: 'sound' is not allowed; must be detection or waveform"),
+                       ("task: waveform\nmodel:\n  backbone: small", "model.backbone: unknown key"),
+                       ("data:\n  length: 2048", "data.length: unknown key"),
+                       ("task: waveform\nstages:\n- {name: a, epochs: 1, learning_rate: 0.1, weights: {box: 1}}", "weights.box: unknown key")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=re.escape(told)):
+            load(path)
+
+
+@pytest.mark.parametrize("file", [DEFAULT_FILE, WAVEFORM_FILE], ids=lambda path: path.stem)
+def test_every_line_of_the_default_file_has_exactly_one_comment(file):
+    lines = [line for line in file.read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) > 80
     for line in lines:
         assert re.fullmatch(r"[^#]*\S  # \S[^#]*", line), line
@@ -52,7 +74,8 @@ def test_examples_are_read_and_say_what_they_reach_and_how_long_they_take(path):
     config = load(path)
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any(re.search(r"Reaches .*\d\.\d\d.* in .*\d+ s", line) for line in head), "no line says what it reaches"
-    assert f"--config examples/{path.name}" in " ".join(head) and str(config.data.root) == path.stem
+    assert f"--config examples/{path.name}" in " ".join(head) 
+    assert str(config.data.root) == path.stem or config == WaveformConfig()
 
 
 def test_published_values_are_the_defaults():

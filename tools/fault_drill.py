@@ -5,7 +5,7 @@
     python tools/fault_drill.py --list
 
 Every fault also ruins, or stops, the same run with the guard off: one that does not was not injected and does not count.
-What must come of each is written down in tests/drill/faults.yaml. Exit code 0: all as written there; 1: not.
+What must come of each is written down in tests/drill/faults.yaml and sound.yaml. Exit code 0: all as written there; 1: not.
 """
 
 import argparse

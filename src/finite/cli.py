@@ -256,9 +256,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python main.py",
         description=(
-            "Finite trains a network that finds what is in a picture and where, and never\n"
-            "lets a bad step (NaN, overflow) reach the weights. A training makes a run\n"
-            "folder; the other verbs work on one."
+            "Finite trains a network that finds what is in a picture and where, or one that\n"
+            "takes the noise out of sound, and never lets a bad step (NaN, overflow) reach\n"
+            "the weights. A training makes a run folder; the other verbs work on one."
         ),
         epilog=(
             "examples:\n"

@@ -41,7 +41,9 @@ def read_mindir(path: Path, outputs: Sequence[str]) -> Model:
     cell = nn.GraphCell(ms.load(str(path)))
 
     def run(batch: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: value.asnumpy() for name, value in zip(outputs, cell(Tensor(batch)), strict=True)}
+        found = cell(Tensor(batch))
+        found = found if isinstance(found, (tuple, list)) else (found,)  # a single output comes bare
+        return {name: value.asnumpy() for name, value in zip(outputs, found, strict=True)}
 
     return run
 

@@ -27,7 +27,7 @@ from finite.errors import UserError
 #: Packages whose version is part of what a run depends on.
 PACKAGES = (
     "mindspore", "numpy", "pillow", "pydantic", "PyYAML", "defusedxml", "rich", "safetensors", "onnx", "onnxruntime",
-    "protobuf", "matplotlib",
+    "protobuf", "matplotlib", "soundfile", "soxr",
 )
 #: Environment variables that change a run's numbers or speed, recorded with their values.
 VARIABLES = (

@@ -145,9 +145,16 @@ def recording_cost(config: Config) -> dict[str, Any]:
     return recording(config)
 
 
+def stft(_: Config) -> dict[str, Any]:
+    """See bench/stft.py."""
+    from finite.bench.stft import stft_loss
+
+    return stft_loss()
+
+
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents,
-    "data": reading, "recording": recording_cost, "job": job,
+    "data": reading, "recording": recording_cost, "stft": stft, "job": job,
 }
 
 
@@ -157,6 +164,10 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         return [(name, found["skipped"])]
     if name == "data":
         return data.lines(found)
+    if name == "stft":
+        from finite.bench.stft import lines
+
+        return lines(found)
     if name == "guard":
         bare = sum(f["epochs"] * f["second_ms"] for f in found.values())
         job = sum(f["epochs"] * f["second_ms"] * f["ratio"] for f in found.values()) / bare

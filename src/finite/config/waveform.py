@@ -16,6 +16,7 @@ from finite.config.common import (
     Share,
     Switch,
     Text,
+    Training,
     Whole,
     shares_of_one,
     span,
@@ -40,7 +41,7 @@ class Data(Group):
     hold_out: tuple[Text, ...] = ()
     split: Annotated[tuple[Share, Share, Share], AfterValidator(shares_of_one)] = (0.8, 0.1, 0.1)
     sample_rate: Annotated[Whole, Field(ge=1000, le=192000)] = 8000
-    length: Annotated[Whole, Field(ge=1024, le=2**20)] = 8192
+    length: Annotated[Whole, Field(ge=1024, le=2**20)] = 4096
     noises: tuple[Noise, ...] = ("white", "pink", "hum", "babble")
     noise_root: File | None = None
     snr: Annotated[tuple[Decibels, Decibels], AfterValidator(span)] = (-5.0, 10.0)
@@ -56,16 +57,19 @@ class Data(Group):
 
 
 class Model(Group):
-    window: Annotated[Whole, Field(ge=16, le=4096)] = 256
-    hop: Annotated[Whole, Field(ge=4, le=4096)] = 64
-    channels: Annotated[Whole, Field(ge=8, le=1024)] = 128
-    depth: Annotated[Whole, Field(ge=1, le=6)] = 3
+    window: Annotated[Whole, Field(ge=16, le=4096)] = 512
+    hop: Annotated[Whole, Field(ge=4, le=4096)] = 256
+    channels: Annotated[Whole, Field(ge=4, le=256)] = 32
+    depth: Annotated[Whole, Field(ge=1, le=6)] = 2
+    hidden: Annotated[Whole, Field(ge=1, le=4096)] = 192
     norm: Literal["batch", "none"] = "batch"
 
     @model_validator(mode="after")
     def _frames_overlap(self) -> "Model":
         if self.window % self.hop or self.window == self.hop:
             raise ValueError(f"window ({self.window}) must be a multiple of hop ({self.hop}), and longer than it")
+        if self.window % 2 ** (self.depth + 4):
+            raise ValueError(f"window ({self.window}) must be a multiple of {2 ** (self.depth + 4)}, for a depth of {self.depth}")
         return self
 
 
@@ -105,8 +109,9 @@ class Stage(common.Stage):
 
 
 STAGES = (
-    Stage(name="waveform", epochs=6, learning_rate=2e-3, warmup_epochs=0.5, weights={"waveform": 1.0}),
-    Stage(name="spectral", epochs=6, learning_rate=1e-3, warmup_epochs=0.2),
+    Stage(name="waveform", epochs=10, learning_rate=4e-3, warmup_epochs=0.5, weights={"waveform": 1.0}),
+    Stage(name="spectral", epochs=3, learning_rate=1e-3, warmup_epochs=0.2,
+          weights={"waveform": 10.0, "spectral_convergence": 0.1, "log_magnitude": 0.02}),
 )
 
 
@@ -118,4 +123,5 @@ class WaveformConfig(Config):
     model: Model = Model()
     augment: Augment = Augment()
     loss: Loss = Loss()
+    training: Training = Training(batch_size=16)
     stages: Annotated[tuple[Stage, ...], AfterValidator(stages_named_apart)] = STAGES

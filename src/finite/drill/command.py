@@ -22,19 +22,19 @@ MEAN_WITHIN, BELOW_WORST = 1.0, 3.0
 
 def run(expected: Path, only: Sequence[str], seeds: Sequence[int], jobs: int, out: Path | None, names_only: bool) -> int:
     """Run the drill; returns the exit code. Raises UserError for a name that there is not."""
-    from finite.drill import controls, drill, faults, machine
+    from finite.drill import controls, drill, faults, machine, sound
 
-    known = [*faults.FAULTS, *machine.FAULTS]
+    known, legal = [*faults.FAULTS, *machine.FAULTS, *sound.FAULTS], [*controls.CONTROLS, *sound.CONTROLS]
     console = Console(plain=True)
     if names_only:
         console.listing("faults", {name: "" for name in known})
-        console.listing("clean controls", {name: "" for name in controls.CONTROLS})
+        console.listing("clean controls", {name: "" for name in legal})
         return 0
-    if odd := [name for name in only if name not in (*known, *controls.CONTROLS)]:
+    if odd := [name for name in only if name not in (*known, *legal)]:
         raise UserError(f"--only {odd[0]}: no such fault or control; --list names them")
     drill.expectations(expected)
     chosen = [name for name in known if not only or name in only]
-    tested = [name for name in controls.CONTROLS if not only or name in only]
+    tested = [name for name in legal if not only or name in only]
     todo = drill.plan(chosen, tested, seeds, jobs)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="finite-drill-") as folder:

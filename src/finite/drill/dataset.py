@@ -70,10 +70,15 @@ def settings(root: Path, runs: Path, seed: int, changes: Mapping[str, Any] | Non
         "stages": [{"name": "joint", "epochs": EPOCHS, "learning_rate": 0.02, "schedule": "cosine", "warmup_epochs": 0.5,
                     "weights": {"class": 1.0, "box": 1.0}}],
     }
-    for key, value in (changes or {}).items():
+    return Config.model_validate(changed(values, changes or {}))
+
+
+def changed(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the changes by dotted key put in, in place."""
+    for key, value in changes.items():
         *groups, last = key.split(".")
         inner: Any = values
         for name in groups:
             inner = inner[int(name)] if isinstance(inner, list) else inner.setdefault(name, {})
         inner[last] = value
-    return Config.model_validate(values)
+    return values

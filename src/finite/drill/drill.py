@@ -16,11 +16,12 @@ import numpy as np
 import yaml
 
 from finite.config import Config
-from finite.drill import controls, dataset, faults, judge, machine, rig
+from finite.drill import controls, dataset, faults, judge, machine, rig, sound
 from finite.drill.faults import Setup
 from finite.drill.rig import Outcome
 from finite.drill.task import DrillTask
 from finite.errors import UserError
+from finite.tasks.base import Task
 
 CLEAN_SEEDS = (101, 102, 103, 104, 105)
 #: Variants whose clean runs end elsewhere: a frozen backbone, and boxes that are all the same.
@@ -28,9 +29,13 @@ OTHER_TASKS = ("frozen", "same")
 
 
 def expectations(path: Path) -> dict[str, judge.Expected]:
-    """faults.yaml. Raises UserError when it does not speak of exactly the faults that there are."""
+    """faults.yaml, and sound.yaml beside it. Raises UserError when one does not speak of exactly the faults that there are."""
+    return read(path, [*faults.FAULTS, *machine.FAULTS]) | read(path.with_name("sound.yaml"), list(sound.FAULTS))
+
+
+def read(path: Path, known: Sequence[str]) -> dict[str, judge.Expected]:
+    """One file that must list exactly the faults `known`."""
     values = yaml.safe_load(path.read_text())
-    known = [*faults.FAULTS, *machine.FAULTS]
     if odd := sorted(set(values) ^ set(known)):
         raise UserError(f"{path}: {', '.join(odd)}: must list exactly the faults that the drill knows")
     out = {}
@@ -45,18 +50,29 @@ def expectations(path: Path) -> dict[str, judge.Expected]:
 class Drill:
     """Runs in a scratch folder `work`; `expected` from `expectations`."""
 
+    faults: Mapping[str, Any] = faults.FAULTS  # name -> faults.Make
+    controls: Mapping[str, Any] = controls.CONTROLS
+
     def __init__(self, work: Path, expected: dict[str, judge.Expected]):
         self.work, self.expected = work, expected
-        self.roots = {"usual": dataset.draw(work / "data"), "same": dataset.draw(work / "same", same_box=True)}
+        self.draw()
         self._clean: dict[str, list[tuple[float, float]]] = {}
         self._twins: dict[tuple[str, int], Outcome] = {}
+
+    def draw(self) -> None:
+        """Make the data."""
+        self.roots = {"usual": dataset.draw(self.work / "data"), "same": dataset.draw(self.work / "same", same_box=True)}
+
+    def named(self, number: int) -> str:
+        """The id of a training sample."""
+        return f"train/{number:03d}.png"
 
     def config(self, seed: int, setup: Setup) -> Config:
         changes = dict(setup.changes)
         root = self.roots[changes.pop("data.root", "usual")]
         return dataset.settings(root, self.work / "runs", seed, changes)
 
-    def task(self, config: Config, setup: Setup) -> DrillTask:
+    def task(self, config: Config, setup: Setup) -> Task:
         task = DrillTask(config)
         task.code, task.spoil, task.start, task.sparse = setup.code, setup.spoil, setup.start, setup.variant == "sparse"
         return task
@@ -95,20 +111,20 @@ class Drill:
             row = machine.run(name, seed, self.work, self.expected[name], self.roots["usual"], self.clean(Setup()))
             row.seconds = time.perf_counter() - began
             return row
-        setup = faults.FAULTS[name](np.random.default_rng([seed, zlib.crc32(name.encode())]))
+        setup = self.faults[name](np.random.default_rng([seed, zlib.crc32(name.encode())]))
         config = self.config(seed, setup)
         clean = self.clean(setup)
         outcome = self.guarded(config, setup)
         setup.injection.done = False
         plain = self.plain(config, setup, setup.plain)
-        culprits = [f"train/{number:03d}.png" for number in setup.samples]
+        culprits = [self.named(number) for number in setup.samples]
         row = judge.judge(name, seed, self.expected[name], outcome, culprits, plain, self.twin(seed, setup), clean)
         row.seconds = time.perf_counter() - began
         return row
 
     def control(self, name: str, seed: int, draw: int) -> dict[str, Any]:
         """One clean control: what was wrongly raised, and its score."""
-        setup = controls.CONTROLS[name](np.random.default_rng([seed, draw, zlib.crc32(name.encode())]))
+        setup = self.controls[name](np.random.default_rng([seed, draw, zlib.crc32(name.encode())]))
         config = self.config(seed * 10 + draw, setup)
         outcome = self.guarded(config, setup)
         folder = outcome.folder
@@ -118,18 +134,42 @@ class Drill:
 
     def work_through(self, todo: Sequence[tuple], out: Path) -> None:
         """Make these runs, one JSON line each."""
+        hearing: SoundDrill | None = None
         with out.open("a") as file:
             for kind, *what in todo:
+                drill = self
+                if what and what[0] in (*sound.FAULTS, *sound.CONTROLS):
+                    drill = hearing = hearing or SoundDrill(self.work / "sound", self.expected)
                 if kind == "fault":
-                    found = {"kind": kind} | self.fault(*what).json()
+                    found = {"kind": kind} | drill.fault(*what).json()
                 elif kind == "control":
-                    found = {"kind": kind} | self.control(*what)
+                    found = {"kind": kind} | drill.control(*what)
                 else:
                     found = {"kind": "clean", "scores": self.clean(Setup())}
                 file.write(json.dumps(found) + "\n")
                 file.flush()
-                for old in (self.work / "runs").glob("*"):  # 40 MB of incidents each add up
+                for old in (drill.work / "runs").glob("*"):  # 40 MB of incidents each add up
                     shutil.rmtree(old, ignore_errors=True)
+
+
+class SoundDrill(Drill):
+    """The same with sound: the waveform task."""
+
+    faults, controls = sound.FAULTS, sound.CONTROLS
+
+    def draw(self) -> None:
+        self.root = sound.synthesise(self.work / "data")
+
+    def named(self, number: int) -> str:
+        return f"train/{number:03d}.wav"
+
+    def config(self, seed: int, setup: Setup) -> Config:
+        return sound.settings(self.root, self.work / "runs", seed, setup.changes)
+
+    def task(self, config: Config, setup: Setup) -> Task:
+        task = sound.SoundTask(config)
+        task.code, task.spoil = setup.code, setup.spoil
+        return task
 
 
 def plan(names: Sequence[str], tested: Sequence[str], seeds: Sequence[int], jobs: int) -> list[list[tuple]]:
@@ -138,10 +178,10 @@ def plan(names: Sequence[str], tested: Sequence[str], seeds: Sequence[int], jobs
     parts: list[list[tuple]] = [[("clean",)] for _ in range(jobs)]
     groups: dict[str, list[tuple]] = {}
     for name in names:
-        variant = "base" if name in machine.FAULTS else faults.FAULTS[name](np.random.default_rng(0)).variant
+        variant = "base" if name in machine.FAULTS else {**faults.FAULTS, **sound.FAULTS}[name](np.random.default_rng(0)).variant
         groups.setdefault(variant, []).extend(("fault", name, seed) for seed in seeds)
     for name in tested:
-        variant = controls.CONTROLS[name](np.random.default_rng(0)).variant
+        variant = {**controls.CONTROLS, **sound.CONTROLS}[name](np.random.default_rng(0)).variant
         groups.setdefault(variant, []).extend(("control", name, seed, draw) for seed in seeds for draw in range(controls.DRAWS))
     base = groups.pop("base", [])
     for group in groups.values():

@@ -19,12 +19,12 @@ from finite import config as settings
 from finite.bench.steps import BareStep
 from finite.config import Config, Stage
 from finite.data.pipeline import Batch, Loader
-from finite.drill.task import DrillTask
 from finite.errors import GuardStop, Interrupted, UserError
 from finite.guard.report import StepReport
 from finite.interrupt import Interrupt
 from finite.monitor.console import Console
 from finite.run import RunFolder, environment, write_json, write_text
+from finite.tasks.base import Task
 from finite.training import checkpoint
 from finite.training.checkpoint import OPTIMIZER, not_finite
 from finite.training.investigate import Investigator
@@ -182,7 +182,7 @@ class Said(Console):
         self.screen.quiet = True
 
 
-def guarded(config: Config, task: DrillTask, injection: Injection, key: str, resume: RunFolder | None = None,
+def guarded(config: Config, task: Task, injection: Injection, key: str, resume: RunFolder | None = None,
             stop: Interrupt | None = None) -> Outcome:
     """A guarded run to its end, or until `stop` is requested."""
     use_device(config)
@@ -215,11 +215,10 @@ def guarded(config: Config, task: DrillTask, injection: Injection, key: str, res
     metrics = scorer.score(sources.test)
     sound = not not_finite(dict(last.tensors)) and all(np.abs(t).max(initial=0) < SANE for n, t in last.weights().items()
                                                        if "moving_" not in n)
-    return Outcome(ended, sound, metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0, folder.path, said,
-                   list(sources.facts["notes"]))
+    return Outcome(ended, sound, *scores(metrics), folder.path, said, list(sources.facts["notes"]))
 
 
-def plain(config: Config, task: DrillTask, injection: Injection, key: str, work: Path, scale: float = 1.0,
+def plain(config: Config, task: Task, injection: Injection, key: str, work: Path, scale: float = 1.0,
           deviation: float | None = None, may_raise: bool = False) -> Outcome:
     """The same run by a plain loop. `scale`: a constant loss scale; `deviation`: what the boxes are divided by;
     `may_raise`: an error of the framework is what the fault does (any other error is the drill's own)."""
@@ -263,4 +262,12 @@ def plain(config: Config, task: DrillTask, injection: Injection, key: str, work:
     scorer = kept.setdefault("scorer", Scorer(task, 32, 1))
     scorer.load({p.name: tensors[p.name] for p in network.get_parameters()}, "plain")
     metrics = scorer.score(sources.test)
-    return Outcome(ended, not bad, 0.0 if bad else metrics["top1"] or 0.0, 0.0 if bad else metrics["mean_iou"] or 0.0)
+    return Outcome(ended, not bad, *((0.0, 0.0) if bad else scores(metrics)))
+
+
+def scores(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """Two shares that a run is held against others by: top-1 and mean IoU; of a denoiser its gain in SI-SDR in twenties of dB,
+    and 1 - spectral convergence."""
+    if "top1" in metrics:
+        return metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0
+    return max((metrics["si_sdr_gain"] or 0.0) / 20, 0.0), max(1 - (metrics["spectral_convergence"] or 1.0), 0.0)

@@ -178,14 +178,7 @@ def backward(e: Evidence, terms: Sequence[str], rows: tuple[int, ...]) -> Findin
                        "half-precision overflow of the gradient at loss scale 1: in float32 the same step is finite; use "
                        "training.precision=O0", numbers)
     if reached and not reached[-1].gradient_fine():
-        if not guilty:
-            return Finding(reached[-1].name, "backward", (), rows, UNKNOWN, numbers)
-        term, one = guilty[0], table
-        if np.isfinite(one.values).all():
-            return Finding(f"loss term {term}", "backward", guilty, rows,
-                           f"the value of loss term {term} is finite and its derivative is not: a root, norm or power at 0, or "
-                           "a branch that was not taken (where does not shield its gradient)", numbers)
-        return Finding(f"loss term {term}", "backward", guilty, rows, UNKNOWN, numbers)
+        return by_formula(guilty, table, rows, numbers) if guilty else Finding(reached[-1].name, "backward", (), rows, UNKNOWN, numbers)
     for row in reversed(reached):
         spoilt = row.bad_weight_gradients()
         if row.gradient_fine() and (spoilt or row.gradient_in is False):
@@ -193,8 +186,19 @@ def backward(e: Evidence, terms: Sequence[str], rows: tuple[int, ...]) -> Findin
             size = f" ({row.weight_gradients[spoilt[0]]:.3g})" if spoilt else ""
             return Finding(row.name, "backward", guilty, rows, f"{row.name} gets a gradient that is fine (norm "
                            f"{row.gradient:.3g}), and {what} is not{size}: its own derivative is wrong or overflows", numbers)
+    if guilty and any(not row.gradient_fine() for row in reached):  # a term may have layers of its own, and a formula beside them
+        return by_formula(guilty, table, rows, numbers)
     names = [name for name, norm in table.gradients.items() if not norm < LARGEST_NORM]
     return Finding(layer_of(names[-1]), "backward", guilty, rows, UNKNOWN, numbers)
+
+
+def by_formula(guilty: tuple[str, ...], table: Replay, rows: tuple[int, ...], numbers: dict[str, Any]) -> Finding:
+    """The bad gradient comes from a term's formula, through no layer."""
+    term, cause = guilty[0], UNKNOWN
+    if np.isfinite(table.values).all():
+        cause = (f"the value of loss term {term} is finite and its derivative is not: a root, norm or power at 0, or "
+                 "a branch that was not taken (where does not shield its gradient)")
+    return Finding(f"loss term {term}", "backward", guilty, rows, cause, numbers)
 
 
 def bad_gradients(one: Replay) -> bool:

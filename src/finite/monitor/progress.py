@@ -14,12 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from finite.monitor.text import clock, count, power, short
+from finite.words import WORDS
 
 if TYPE_CHECKING:
     from finite.monitor.console import Console
 
 #: Seconds between two plain lines within an epoch.
 PLAIN_EVERY = 10.0
+#: Figures that count the samples.
+COUNTS = {words.samples for words in WORDS.values()}
 
 
 class Stage:
@@ -160,8 +163,8 @@ def _cells(info: Mapping[str, Any]) -> list[tuple[str, str]]:
         cells.append(("overflow", str(info["overflow"])))
     cells.append(("refused", str(info["refused"])))
     for name, value in info.get("validation", {}).items():
-        # A count is shown once it says something: no epoch needs its number of images, nor "nonfinite 0".
-        if isinstance(value, float) or isinstance(value, int) and value and name != "images":
+        # A count is shown once it says something: no epoch needs its number of samples, nor "nonfinite 0".
+        if isinstance(value, float) or isinstance(value, int) and value and name not in COUNTS:
             cells.append((name, short(value)))
     if info.get("wait_share") is not None:
         cells.append(("waiting", f"{100 * info['wait_share']:.0f}%"))

@@ -2,5 +2,6 @@
 
 from finite.tasks.base import Task
 from finite.tasks.detection.task import DetectionTask
+from finite.tasks.waveform.task import WaveformTask
 
-TASKS: dict[str, type[Task]] = {"detection": DetectionTask}
+TASKS: dict[str, type[Task]] = {"detection": DetectionTask, "waveform": WaveformTask}

@@ -13,12 +13,14 @@ code divides by zero, takes the root of zero or kills the gradient, this does no
 - a ratio per sample, then the engine's mean over the global batch. The published ratio of whole-batch norms depends on how
   the batch is cut among workers, and a silent sample is paid for by its neighbours; it is there for comparison (`batch`).
 
-Computed in float32 whatever the network's precision. A Fourier transform of a frame is a product with a constant matrix that
-has the window in it: it runs on every device, has a gradient, and needs the window's own samples only.
+Computed in float32 whatever the network's precision. MindSpore's `stft` has no backward; frames are slices of the signal, cut
+to the window's own samples, and transformed by `rfft` where the device has it (CPU, Ascend), else by a product with a constant
+matrix. The gradient of either is written out: an inverse transform, a transposed product.
 """
 
 from collections.abc import Sequence
 
+import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
@@ -43,54 +45,79 @@ def hann(window: int) -> np.ndarray:
     return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
 
 
-def fourier(fft: int, window: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, fft // 2 + 1) matrices that take the window's samples to real and imaginary parts; rows from `window` on are 0.
-
-    The phase is counted from where a frame of `fft` samples with the window in its middle begins.
-    """
-    angle = 2 * np.pi * np.outer(np.arange(window) + (fft - window) // 2, np.arange(fft // 2 + 1)) / fft
-    pair = np.zeros((2, rows, fft // 2 + 1))
-    pair[:, :window] = np.stack((np.cos(angle), -np.sin(angle))) * hann(window)[:, None]
-    return pair[0].astype(np.float32), pair[1].astype(np.float32)
-
-
 class Framing(nn.Cell):
-    """(B, length) -> (B, T, k * hop): T = length // hop + 1 frames, centred on every hop-th sample, the signal reflected
-    beyond its ends; the first `window` samples of a frame are those under the window, the others pad it to whole hops.
+    """(B, length) -> (B * T, window): T = length // hop + 1 frames, centred on every hop-th sample, the signal reflected
+    beyond its ends.
 
-    A frame is k neighbouring pieces of `hop` samples: slices, no gather, so that the gradient is a few additions.
+    A frame is k neighbouring pieces of `hop` samples: slices, so that the gradient is a few additions. What is reflected is
+    a product with a matrix of zeros and ones (gathering was ten times slower).
     """
 
     def __init__(self, length: int, fft: int, hop: int, window: int) -> None:
         super().__init__()
-        self.hop, self.frames = hop, length // hop + 1
+        self.hop, self.window, self.frames = hop, window, length // hop + 1
         self.pieces = -(-window // hop)
         left = fft // 2 - (fft - window) // 2
         right = (self.frames - 1 + self.pieces) * hop - left - length
         self.kept = length + min(right, 0)
-        self.before = Tensor(reflected(length, -left, 0))
-        self.after = Tensor(reflected(length, length, length + right)) if right > 0 else None
+        before, after = reflected(length, -left, 0), reflected(length, length, length + max(right, 0))
+        self.first = int(before.max()) + 1 if left else 0
+        self.last = length - int(after.min()) if right > 0 else 0
+        self.before = Tensor(selecting(before, 0, self.first)) if self.first else None
+        self.after = Tensor(selecting(after, length - self.last, self.last)) if self.last else None
 
     def construct(self, signal):
-        parts = (ops.gather(signal, self.before, 1), signal[:, : self.kept])
+        parts = ()
+        if self.before is not None:
+            parts += (ops.matmul(signal[:, : self.first], self.before),)
+        parts += (signal[:, : self.kept],)
         if self.after is not None:
-            parts += (ops.gather(signal, self.after, 1),)
+            parts += (ops.matmul(signal[:, signal.shape[1] - self.last :], self.after),)
         padded = ops.cat(parts, 1).reshape((signal.shape[0], self.frames - 1 + self.pieces, self.hop))
         shifted = ()
         for i in range(self.pieces):
             shifted += (padded[:, i : i + self.frames],)
-        return ops.cat(shifted, 2)
+        return ops.cat(shifted, 2).reshape((-1, self.pieces * self.hop))[:, : self.window]
 
 
-class Product(nn.Cell):
-    """Frames times a constant matrix."""
+def selecting(indices: np.ndarray, first: int, rows: int) -> np.ndarray:
+    """(rows, n) float32: the matrix that takes samples first..first+rows-1 to those at `indices`."""
+    return (np.arange(first, first + rows)[:, None] == indices).astype(np.float32)
 
-    def __init__(self, matrix: np.ndarray) -> None:
+
+class FastTransform(nn.Cell):
+    """Windowed frames (M, window) -> real and imaginary part, each (M, fft // 2 + 1), the phase counted from the window's
+    first sample."""
+
+    def __init__(self, fft: int) -> None:
         super().__init__()
-        self.matrix = Tensor(matrix)
+        self.fft = fft
+        factor = np.full(fft // 2 + 1, fft / 2, np.float32)  # irfft counts every bin but the outer ones twice, over fft
+        factor[0] = fft
+        if fft % 2 == 0:
+            factor[-1] = fft
+        self.factor = Tensor(factor)
 
     def construct(self, frames):
-        return ops.matmul(frames, self.matrix)
+        bins = ops.rfft(frames, n=self.fft)
+        return ops.real(bins), ops.imag(bins)
+
+    def bprop(self, frames, out, dout):
+        """The transform's transpose: sum over bins of dre cos - dim sin, for each of the window's samples."""
+        bins = ops.Complex()(dout[0] * self.factor, dout[1] * self.factor)
+        return (ops.irfft(bins, n=self.fft)[:, : frames.shape[1]],)
+
+
+class ProductTransform(nn.Cell):
+    """The same as a product with a constant matrix, for devices without `rfft`."""
+
+    def __init__(self, fft: int, window: int) -> None:
+        super().__init__()
+        angle = 2 * np.pi * np.outer(np.arange(window), np.arange(fft // 2 + 1)) / fft
+        self.cosine, self.sine = Tensor(np.cos(angle).astype(np.float32)), Tensor(-np.sin(angle).astype(np.float32))
+
+    def construct(self, frames):
+        return ops.matmul(frames, self.cosine), ops.matmul(frames, self.sine)
 
 
 class Magnitude(nn.Cell):
@@ -127,27 +154,32 @@ class Ratio(nn.Cell):
 
 
 class Resolution(nn.Cell):
-    """One resolution. Each quantity that can go bad is a layer of its own, so that a replay names it."""
+    """One resolution. Each quantity that can go bad is a layer of its own, so that a replay names it.
 
-    def __init__(self, length: int, fft: int, hop: int, window: int, magnitude_eps: float, log_eps: float, ratio_eps: float) -> None:
+    `fast` False takes the product where there is an `rfft` too.
+    """
+
+    def __init__(self, length: int, fft: int, hop: int, window: int, magnitude_eps: float, log_eps: float, ratio_eps: float,
+                 fast: bool) -> None:
         super().__init__()
         if not 0 < window <= fft or not 0 < hop:
             raise ValueError(f"a window of {window} samples every {hop} does not fit an FFT of {fft}")
         self.frames = Framing(length, fft, hop, window)
-        real, imaginary = fourier(fft, window, self.frames.pieces * hop)
-        self.real, self.imaginary = Product(real), Product(imaginary)
+        self.window = Tensor(hann(window).astype(np.float32))
+        self.transform = FastTransform(fft) if fast else ProductTransform(fft, window)
+        self.real, self.imaginary = nn.Identity(), nn.Identity()  # nothing but names in a replay
         self.magnitude, self.log, self.ratio = Magnitude(magnitude_eps), Log(log_eps), Ratio(ratio_eps)
         self.bins = fft // 2 + 1
         self.ones = Tensor(np.ones((self.bins, 1), np.float32))
         self.starts = Tensor(np.arange(self.frames.frames, dtype=np.float32)[None] * hop)
 
     def spectrum(self, signal):
-        """(B, L) -> magnitudes (B, T, fft // 2 + 1)."""
-        frames = self.frames(signal)
-        return self.magnitude(self.real(frames), self.imaginary(frames))
+        """(B, L) -> magnitudes (B * T, fft // 2 + 1)."""
+        real, imaginary = self.transform(self.frames(signal) * self.window)
+        return self.magnitude(self.real(real), self.imaginary(imaginary))
 
     def over(self, values, used):
-        """Sum over bins, and over the frames in use: (B, T, K), (B, T) -> (B,)."""
+        """Sum over bins, and over the frames in use: (B * T, K), (B, T) -> (B,)."""
         by_frame = ops.matmul(values, self.ones).reshape(used.shape)
         return ops.matmul(ops.expand_dims(by_frame, 1), ops.expand_dims(used, 2)).reshape((-1,))
 
@@ -174,18 +206,21 @@ class MultiResolutionStft(nn.Cell):
         length: L.
         magnitude_eps, log_eps, ratio_eps: added to the power, to the magnitude under the log, and to the square sums of the ratio.
         ratio: "sample", or "batch" for one ratio of the whole batch's norms as published, given to every row.
+        fast: whether by `rfft`; None: where the device has it.
     """
 
     def __init__(self, resolutions: Sequence[tuple[int, int, int]] = PUBLISHED, length: int = 16384, magnitude_eps: float = 1e-6,
-                 log_eps: float = 1e-6, ratio_eps: float = 1e-6, ratio: str = "sample") -> None:
+                 log_eps: float = 1e-6, ratio_eps: float = 1e-6, ratio: str = "sample", fast: bool | None = None) -> None:
         super().__init__()
+        if fast is None:
+            fast = ms.get_context("device_target") in ("CPU", "Ascend")
         if ratio not in ("sample", "batch"):
             raise ValueError(f"ratio {ratio!r} is neither sample nor batch")
         self.whole_batch = ratio == "batch"
         self.parts = []
         for number, (fft, hop, window) in enumerate(resolutions):
             name = f"fft{fft}" if not hasattr(self, f"fft{fft}") else f"fft{fft}_{number}"
-            part = Resolution(length, fft, hop, window, magnitude_eps, log_eps, ratio_eps)
+            part = Resolution(length, fft, hop, window, magnitude_eps, log_eps, ratio_eps, fast)
             setattr(self, name, part)
             self.parts.append(part)
 

@@ -1,0 +1,60 @@
+"""Noisy and clean rows: pure functions, the signal-to-noise ratio as asked for, padding that is told apart."""
+
+import numpy as np
+import pytest
+import soundfile
+from finite.data.audio_audit import check
+from finite.tasks.waveform.source import Rules, WaveformSource
+
+RULES = dict(rate=8000, length=2048, kinds=("white", "babble", "all"), snr=(-5.0, 5.0), test_snr=3.0)
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    root = tmp_path_factory.mktemp("clips")
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        length = 900 if i == 5 else 4000
+        soundfile.write(root / f"{i}.wav", 0.3 * np.sin(0.1 * (i + 1) * np.arange(length)) + 0.01 * rng.standard_normal(length), 8000)
+    return check(root, 8000, 512).splits["all"]
+
+
+def same(a, b):
+    return all((a[name] == b[name]).all() for name in a)
+
+
+def test_a_row_is_a_function_of_seed_epoch_and_sample(clips):
+    source = WaveformSource(clips, Rules(**RULES, gain=(-10.0, 0.0), polarity=0.5))
+    other = WaveformSource(clips, Rules(**RULES, gain=(-10.0, 0.0), polarity=0.5), cache_mb=0)
+    assert same(source.row(2, 1, 3), other.row(2, 1, 3))
+    assert not same(source.row(2, 1, 3), source.row(2, 1, 4)) and not same(source.row(2, 1, 3), source.row(2, 2, 3))
+    assert same(source.row(2, 1, None), other.row(2, 9, None))  # scored on the same noise whatever the seed
+
+
+def test_splits_never_hear_the_same_noise(clips):
+    one, two = (WaveformSource(clips, Rules(**RULES), part=part).row(0, 0, None) for part in (1, 2))
+    assert (one["clean"] == two["clean"]).all() and not np.allclose(one["noisy"], two["noisy"])
+
+
+def test_noise_is_as_loud_as_asked_and_kinds_go_round(clips):
+    source = WaveformSource(clips, Rules(**RULES))
+    for i in range(5):
+        row = source.row(i, 0, None)
+        assert row["kind"] == i % 3 and row["samples"] == 2048
+        ratio = 10 * np.log10(np.square(row["clean"]).mean() / np.square(row["noisy"] - row["clean"]).mean())
+        assert ratio == pytest.approx(3.0, abs=0.4)  # the ratio is that of the whole clip
+
+
+def test_a_short_clip_is_padded_with_nothing(clips):
+    row = WaveformSource(clips, Rules(**RULES)).row(5, 0, None)
+    assert row["samples"] == 900 and not row["noisy"][900:].any() and not row["clean"][900:].any() and row["noisy"][:900].any()
+
+
+def test_nothing_passes_full_scale(clips):
+    source = WaveformSource(clips, Rules(**(RULES | {"snr": (-40.0, -40.0)}), gain=(20.0, 20.0)))
+    for i in range(6):
+        row = source.row(i, 0, 0)
+        assert max(np.abs(row["noisy"]).max(), np.abs(row["clean"]).max()) <= 1
+        for field in source.fields:
+            assert row[field.name].shape == field.shape and row[field.name].dtype == field.dtype
+            assert row[field.name].min() >= field.low and row[field.name].max() <= field.high
