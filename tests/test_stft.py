@@ -114,6 +114,21 @@ def test_lengths_reflect_as_often_as_it_takes(fft):
 
 LENGTH = 90
 LOSS = MultiResolutionStft(SMALL, LENGTH)
+
+
+def _total(x, y, count):
+    convergence, logs = LOSS(x, y, count)
+    return convergence.sum() + logs.sum(), convergence, logs
+
+
+_both = ms.value_and_grad(_total, 0, has_aux=True)
+
+
+@ms.jit
+def compiled(x, y, count):
+    return _both(x, y, count)
+
+
 KINDS = {
     "silence": lambda rng: np.zeros(LENGTH),
     "one sample": lambda rng: np.eye(1, LENGTH, int(rng.integers(LENGTH)))[0] * rng.uniform(-1, 1),
@@ -131,24 +146,21 @@ def test_values_and_gradient_are_finite_for_every_pair_of_signals(one, other, se
     rng = np.random.default_rng(seed)
     x = KINDS[one](rng)
     y = x if other == "the same" else -x if other == "its negative" else KINDS[other](rng)
-    values, gradient = both(LOSS, rows(x), rows(y))
+    (_, *found), gradient = compiled(rows(x), rows(y), Tensor([float(LENGTH)], ms.float32))
+    values, gradient = np.stack([row.asnumpy() for row in found]), gradient.asnumpy()
     assert np.isfinite(values).all() and np.isfinite(gradient).all()
     if other == "the same":
         assert (values == 0).all() and (gradient == 0).all()
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 33])
+@pytest.mark.parametrize("length", [1, 2, 3, 16, 17])
 def test_short_clips(length):
     loss = MultiResolutionStft(SMALL, length)
     x, y = noise(5, length), noise(6, length)
     values, gradient = both(loss, rows(x, 0 * x), rows(y, y))
     assert np.isfinite(values).all() and np.isfinite(gradient).all()
     if length > 1:
-        np.testing.assert_allclose(values[:, 0], expected_short(x, y), rtol=1e-4)
-
-
-def expected_short(x, y):
-    return expected(x, y)
+        np.testing.assert_allclose(values[:, 0], expected(x, y), rtol=1e-4)
 
 
 def test_a_half_precision_estimate_is_judged_in_single():

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import soundfile
+from finite.config import WaveformConfig
 from finite.data.audio_audit import check
+from finite.errors import UserError
 from finite.tasks.waveform.source import Rules, WaveformSource
+from finite.tasks.waveform.task import WaveformTask
 
 RULES = dict(rate=8000, length=2048, kinds=("white", "babble", "all"), snr=(-5.0, 5.0), test_snr=3.0)
 
@@ -58,3 +61,54 @@ def test_nothing_passes_full_scale(clips):
         for field in source.fields:
             assert row[field.name].shape == field.shape and row[field.name].dtype == field.dtype
             assert row[field.name].min() >= field.low and row[field.name].max() <= field.high
+
+
+# ---- the task's data -------------------------------------------------------------------------------------------------
+
+
+def task_of(root, **data):
+    values = {"data": {"root": str(root), "length": 1024, "noises": ["white"], **data}, "model": {"window": 64, "hop": 32, "depth": 1, "channels": 4}}
+    return WaveformTask(WaveformConfig.model_validate(values))
+
+
+@pytest.fixture
+def speakers(tmp_path):
+    root = tmp_path / "digits"
+    root.mkdir()
+    for i in range(24):
+        soundfile.write(root / f"{i}_s{i % 3}.wav", 0.3 * np.sin(0.05 * (i + 1) * np.arange(1500)), 8000)
+    return root
+
+
+def test_held_out_files_are_the_test_split_and_nothing_else(speakers, tmp_path):
+    sources = task_of(speakers, hold_out=["*_s2.wav"]).data(tmp_path / "run")
+    assert len(sources.test) == 8 and all("_s2" in name for name in sources.test.ids)
+    assert not any("_s2" in name for name in [*sources.train.ids, *sources.validation.ids]) and len(sources.validation) >= 1
+    with pytest.raises(UserError, match="fits no file"):
+        task_of(speakers, hold_out=["*_s9.wav"]).data(tmp_path / "other")
+
+
+def test_a_resumed_run_must_see_the_same_clips(speakers, tmp_path):
+    task_of(speakers).data(tmp_path / "run")
+    (speakers / "0_s0.wav").unlink()
+    with pytest.raises(UserError, match="split is not the one in"):
+        task_of(speakers).data(tmp_path / "run")
+
+
+def test_recordings_of_noise_are_in_one_split_each(speakers, tmp_path):
+    noises = tmp_path / "noise"
+    noises.mkdir()
+    for i in range(10):
+        soundfile.write(noises / f"n{i}.wav", np.random.default_rng(i).standard_normal(3000) * 0.1, 8000)
+    sources = task_of(speakers, noises=[], noise_root=str(noises)).data(tmp_path / "run")
+    used = [{clip.id for clip in source.noises} for source in (sources.train, sources.validation, sources.test)]
+    assert all(used) and not used[0] & used[1] and not used[0] & used[2] and not used[1] & used[2]
+
+
+@pytest.mark.parametrize(("make", "told"), [
+    (lambda root: None, "no such folder"), (lambda root: root.mkdir(), "no usable clip"),
+    (lambda root: (root.mkdir(), (root / "a.wav").write_text("no sound")), "can't be read as sound")])
+def test_a_folder_without_sound_is_a_mistake_in_a_line(tmp_path, make, told):
+    make(tmp_path / "data")
+    with pytest.raises(UserError, match=told):
+        task_of(tmp_path / "data").data(tmp_path / "run")
