@@ -31,7 +31,7 @@ def finish(trained: Trained, sources: Sources, console: Console) -> dict[str, An
 
     A run without test samples is scored on its validation samples, which is said.
     """
-    words = WORDS[trained.config.task]
+    words = WORDS[trained.config.kind]
     split = "test" if len(sources.test) else "validation"
     if split == "validation":
         console.warn(f"there are no test {words.samples}: figures are of validation {words.samples}, which chose the checkpoint")
@@ -52,7 +52,7 @@ def evaluate(run: RunFolder, data: Path | None, console: Console) -> None:
     or no longer is what the run was trained on, or holds nothing that the run can be scored on.
     """
     trained = open_trained(run, console)
-    words = WORDS[trained.config.task]
+    words = WORDS[trained.config.kind]
     if data is None:
         sources, overfit = trained.task.data(run.data), trained.checkpoint.state["overfit"]
         source: Source = sources.test if overfit is None else only_first(sources, overfit).test
@@ -108,7 +108,7 @@ def free_folder(base: Path, data: str) -> Path:
 def score(trained: Trained, source: Source) -> Scored:
     """Run the checkpoint over a whole source."""
     scored = trained.scorer(trained.config.training.batch_size).scored(source)
-    return replace(scored, metrics=ordered(scored.metrics, WORDS[trained.config.task]))
+    return replace(scored, metrics=ordered(scored.metrics, WORDS[trained.config.kind]))
 
 
 def ordered(metrics: Mapping[str, Any], words: Words) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.monitor.text import count
-from finite.run import RunFolder
-from finite.tasks.base import Answers
+from finite.run import RunFolder, write_bytes
+from finite.tasks.base import Answers, Together
 from finite.trained import open_trained
 
 
@@ -31,13 +31,17 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
     if not files:
         raise UserError(f"{', '.join(map(str, paths))}: no {answers.file}s in there")
     targets = [out / name for name in names_apart([name for _, name in files], answers.suffix)]
-    network, failed = trained.scorer(1).predict, 0
+    network, failed, answered = trained.scorer(1).predict, 0, []
     for answer in answers.answer(network, [(path, target) for (path, _), target in zip(files, targets)]):
         if isinstance(answer, str):
             console.warn(answer)
             failed += 1
         else:
             console.output(json.dumps(answer, ensure_ascii=False))
+            answered.append(answer)
+    if answered and isinstance(answers, Together):
+        for name, data in answers.together(answered).items():
+            write_bytes(out / name, data)
     done = len(files) - failed
     if done:
         console.line(f"{count(done, answers.file)} {answers.done} in {out}")

@@ -8,6 +8,7 @@ import numpy as np
 
 #: What the numbers are for. Two purposes never share a stream. The values are part of a run's identity: never renumber.
 SPLIT, ORDER, FILLER, AUGMENT = range(1, 5)
+MOSAIC = 9
 
 _WORD = 2**64 - 1
 

@@ -95,7 +95,7 @@ def train(config: Config, options: TrainOptions, console: Console) -> tuple[RunF
         write_json(folder.environment, environment())
     console.line(f"run {folder.path}")
     with Interrupt(console.warn) as stop:
-        task = TASKS[config.task](config)
+        task = TASKS[config.kind](config)
         overfit = saved.state["overfit"] if saved else options.overfit
         sources = task.data(folder.data)
         if overfit is not None:
