@@ -16,15 +16,15 @@ import numpy as np
 import yaml
 
 from finite.config import Config
-from finite.drill import controls, dataset, faults, judge, machine, rig
+from finite.drill import controls, dataset, faults, judge, machine, many, rig
 from finite.drill.faults import Setup
 from finite.drill.rig import Outcome
 from finite.drill.task import DrillTask
 from finite.errors import UserError
 
 CLEAN_SEEDS = (101, 102, 103, 104, 105)
-#: Variants whose clean runs end elsewhere: a frozen backbone, and boxes that are all the same.
-OTHER_TASKS = ("frozen", "same")
+#: Variants whose clean runs end elsewhere: a frozen backbone, boxes that are all the same, and the dense head.
+OTHER_TASKS = ("frozen", "same", "dense")
 
 
 def expectations(path: Path) -> dict[str, judge.Expected]:
@@ -48,6 +48,7 @@ class Drill:
     def __init__(self, work: Path, expected: dict[str, judge.Expected]):
         self.work, self.expected = work, expected
         self.roots = {"usual": dataset.draw(work / "data"), "same": dataset.draw(work / "same", same_box=True)}
+        self.roots["crowded"] = many.crowded(self.roots["usual"], work / "crowded")
         self._clean: dict[str, list[tuple[float, float]]] = {}
         self._twins: dict[tuple[str, int], Outcome] = {}
 
@@ -56,8 +57,8 @@ class Drill:
         root = self.roots[changes.pop("data.root", "usual")]
         return dataset.settings(root, self.work / "runs", seed, changes)
 
-    def task(self, config: Config, setup: Setup) -> DrillTask:
-        task = DrillTask(config)
+    def task(self, config: Config, setup: Setup) -> DrillTask | many.DenseDrillTask:
+        task = many.DenseDrillTask(config) if config.kind == "dense" else DrillTask(config)
         task.code, task.spoil, task.start, task.sparse = setup.code, setup.spoil, setup.start, setup.variant == "sparse"
         return task
 

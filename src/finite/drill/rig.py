@@ -215,7 +215,7 @@ def guarded(config: Config, task: DrillTask, injection: Injection, key: str, res
     metrics = scorer.score(sources.test)
     sound = not not_finite(dict(last.tensors)) and all(np.abs(t).max(initial=0) < SANE for n, t in last.weights().items()
                                                        if "moving_" not in n)
-    return Outcome(ended, sound, metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0, folder.path, said,
+    return Outcome(ended, sound, *figures(metrics), folder.path, said,
                    list(sources.facts["notes"]))
 
 
@@ -263,4 +263,10 @@ def plain(config: Config, task: DrillTask, injection: Injection, key: str, work:
     scorer = kept.setdefault("scorer", Scorer(task, 32, 1))
     scorer.load({p.name: tensors[p.name] for p in network.get_parameters()}, "plain")
     metrics = scorer.score(sources.test)
-    return Outcome(ended, not bad, 0.0 if bad else metrics["top1"] or 0.0, 0.0 if bad else metrics["mean_iou"] or 0.0)
+    return Outcome(ended, not bad, *((0.0, 0.0) if bad else figures(metrics)))
+
+
+def figures(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """What a run is judged by: top-1 and mean IoU; of the dense head mAP50 and mAP50-95."""
+    names = ("map50", "map") if "map50" in metrics else ("top1", "mean_iou")
+    return metrics[names[0]] or 0.0, metrics[names[1]] or 0.0
