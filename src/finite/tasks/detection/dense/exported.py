@@ -14,19 +14,19 @@ from onnx import TensorProto, helper, numpy_helper
 from finite.formats import Model
 from finite.tasks.base import Predict, Source
 from finite.tasks.detection.dense.network import DenseNetwork, DensePredictor
-from finite.tasks.detection.dense.nms import MOST, detections, pairwise_iou
+from finite.tasks.detection.dense.nms import MOST, detections
 from finite.tasks.detection.exported import INPUT, DetectionExport
 
 OUTPUTS = ("scores", "boxes")
-#: Objects of two answers are the same if they are of one class, their boxes have this IoU and their scores differ by no more.
-SAME_IOU, SAME_SCORE = 0.999, 1e-4
+#: Objects of two answers are the same if they are of one class, and no coordinate (px) and no score differs by more.
+SAME_BOX, SAME_SCORE = 0.05, 1e-4
 
 
 class DenseExport:
     """See `finite.tasks.base.Exported` and `Completed`. Boxes are compared in px of the network's input."""
 
     input, dtype, outputs = INPUT, np.uint8, OUTPUTS
-    tolerance = {"scores": 1e-4, "boxes": 0.05, "objects": 0.01}
+    tolerance = {"scores": 1e-4, "boxes": SAME_BOX, "objects": 0.01}
     units = {"boxes": "px", "scores": "in score"}
 
     def __init__(self, size: int, classes: Sequence[str], confidence: float, overlap: float) -> None:
@@ -71,7 +71,7 @@ class DenseExport:
         odd = total = 0
         for row in range(len(inputs)):
             here, there = ({name: a[row][which["labels"][row] >= 0] for name, a in which.items()} for which in (wanted, found))
-            same = (pairwise_iou(here["boxes"], there["boxes"]) >= SAME_IOU) & (here["labels"][:, None] == there["labels"][None])
+            same = (np.abs(here["boxes"][:, None] - there["boxes"][None]).max(2) <= SAME_BOX) & (here["labels"][:, None] == there["labels"][None])
             same &= np.abs(here["scores"][:, None] - there["scores"][None]) <= SAME_SCORE
             odd += int((~same.any(1)).sum() + (~same.any(0)).sum()) if same.size else len(here["labels"]) + len(there["labels"])
             total += len(here["labels"]) + len(there["labels"])

@@ -111,7 +111,8 @@ class DenseNetwork(nn.Cell):
         strides = np.repeat(np.array(STRIDES, np.float32)[:, None], 4, 1)
         self.distance_mean, self.distance_std = constant("distance_mean", 2 * strides), constant("distance_std", strides)
         answers = [f"box_head.answer.{i}.weight" for i in range(len(STRIDES))]
-        initialise(self, seed, dict.fromkeys(answers, 0.1))  # training begins at the mean box
+        kept = dict.fromkeys(("distance_mean", "distance_std"))
+        initialise(self, seed, dict.fromkeys(answers, 0.1) | kept)  # training begins at the mean box
         for cell in self.classifier.answer:
             cell.bias.set_data(Tensor(np.full(classes, math.log(PRIOR / (1 - PRIOR)), np.float32)))
 
