@@ -1,7 +1,7 @@
 # Set-up and the everyday commands. `make` alone lists them; ARGS="..." is passed on to the program.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train dashboard test test-all bench drill story clean
+.PHONY: help setup train many dashboard test test-all bench drill story clean
 .DELETE_ON_ERROR:
 
 PYTHON := .venv/bin/python
@@ -9,6 +9,7 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check install -qq --progress-bar o
 PACKAGES := .venv/packages-installed
 PROJECT := .venv/project-installed
 SHAPES := dataset/shapes/made_by.json
+MANY := dataset/many/made_by.json
 
 # A .venv whose Python has gone is made anew; one whose `finite` is not this folder's (a moved clone) gets it again.
 ifneq ($(wildcard $(PROJECT)),)
@@ -29,6 +30,7 @@ LINUX := import platform, sys; sys.exit((platform.system(), platform.machine(), 
 help:
 	@echo 'make setup     make .venv with the pinned dependencies (once); the others do it too'
 	@echo 'make train     set up (once), make the built-in data (once), train, evaluate, export: a new run in runs/'
+	@echo 'make many      the same with several objects per image (examples/many.yaml)'
 	@echo 'make dashboard show runs/ in MindInsight (sets up its own environment once), until Ctrl-C'
 	@echo 'make test      set up (once), run the tests'
 	@echo 'make test-all  the slow tests too'
@@ -42,6 +44,9 @@ setup: $(PROJECT)
 
 train: $(PROJECT) $(SHAPES)
 	@$(PYTHON) main.py --stage all $(ARGS)
+
+many: $(PROJECT) $(MANY)
+	@$(PYTHON) main.py --stage all --config examples/many.yaml $(ARGS)
 
 dashboard: $(PROJECT)
 	@$(PYTHON) tools/dashboard.py $(ARGS)
@@ -86,6 +91,11 @@ $(PROJECT): $(PACKAGES) pyproject.toml
 $(SHAPES): dataset/make_shapes.py | $(PROJECT)
 	@echo 'Making the built-in data in dataset/shapes (once)'
 	@$(PYTHON) dataset/make_shapes.py
+	@touch $@
+
+$(MANY): dataset/make_many.py dataset/make_shapes.py | $(PROJECT)
+	@echo 'Making the set of many objects in dataset/many (once)'
+	@$(PYTHON) dataset/make_many.py
 	@touch $@
 
 # Data are removed only where the generator left its mark: a folder that a user put there stays.
