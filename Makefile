@@ -1,7 +1,7 @@
 # Set-up and the everyday commands. `make` alone lists them; ARGS="..." is passed on to the program.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train waveform dashboard test test-all bench drill story clean
+.PHONY: help setup train waveform many dashboard test test-all bench drill story clean
 .DELETE_ON_ERROR:
 
 PYTHON := .venv/bin/python
@@ -10,6 +10,7 @@ PACKAGES := .venv/packages-installed
 PROJECT := .venv/project-installed
 SHAPES := dataset/shapes/made_by.json
 TONES := dataset/tones/made_by.json
+MANY := dataset/many/made_by.json
 
 # A .venv whose Python has gone is made anew; one whose `finite` is not this folder's (a moved clone) gets it again.
 ifneq ($(wildcard $(PROJECT)),)
@@ -31,6 +32,7 @@ help:
 	@echo 'make setup     make .venv with the pinned dependencies (once); the others do it too'
 	@echo 'make train     set up (once), make the built-in data (once), train, evaluate, export: a new run in runs/'
 	@echo 'make waveform  the same with sound: clips are made (once), a denoiser is trained and exported'
+	@echo 'make many      the same with several objects per image (examples/many.yaml)'
 	@echo 'make dashboard show runs/ in MindInsight (sets up its own environment once), until Ctrl-C'
 	@echo 'make test      set up (once), run the tests'
 	@echo 'make test-all  the slow tests too'
@@ -47,6 +49,9 @@ train: $(PROJECT) $(SHAPES)
 
 waveform: $(PROJECT) $(TONES)
 	@$(PYTHON) main.py --stage all --config examples/waveform.yaml $(ARGS)
+
+many: $(PROJECT) $(MANY)
+	@$(PYTHON) main.py --stage all --config examples/many.yaml $(ARGS)
 
 dashboard: $(PROJECT)
 	@$(PYTHON) tools/dashboard.py $(ARGS)
@@ -96,6 +101,11 @@ $(SHAPES): dataset/make_shapes.py | $(PROJECT)
 $(TONES): dataset/make_tones.py | $(PROJECT)
 	@echo 'Making the built-in clips in dataset/tones (once)'
 	@$(PYTHON) dataset/make_tones.py
+	@touch $@
+
+$(MANY): dataset/make_many.py dataset/make_shapes.py | $(PROJECT)
+	@echo 'Making the set of many objects in dataset/many (once)'
+	@$(PYTHON) dataset/make_many.py
 	@touch $@
 
 # Data are removed only where the generator left its mark: a folder that a user put there stays.

@@ -16,11 +16,12 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
@@ -250,26 +251,26 @@ def split_of(images: int, only: str | None) -> list[str]:
     return ["train"] * (images - validation - test) + ["validation"] * validation + ["test"] * test
 
 
-def write_set(folder: Path, seed: int, images: int, only: str | None) -> None:
+def write_set(folder: Path, seed: int, images: int, only: str | None, maker: "Maker") -> None:
     """Draw the whole set into `folder` (which exists and is empty): images/, annotations/, made_by.json."""
     (folder / "images").mkdir()
     (folder / "annotations").mkdir()
     categories = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, start=1)]
     parts: dict[str, dict] = {}
-    for split, (image, annotation) in zip(split_of(images, only), draw_files(folder / "images", seed, images)):
-        info = {"description": f"drawn shapes, {split}", "version": str(VERSION)}
+    for split, (image, notes) in zip(split_of(images, only), draw_files(folder / "images", seed, images, maker)):
+        info = {"description": f"drawn shapes, {split}", "version": str(maker.version)}
         empty = {"info": info, "licenses": [], "categories": categories, "images": [], "annotations": []}
         part = parts.setdefault(split, empty)
         part["images"].append(image)
-        part["annotations"].append(annotation)
+        part["annotations"] += notes
     for split, part in parts.items():
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(part))
-    (folder / "made_by.json").write_text(json.dumps(recipe(seed, images, only), indent=2) + "\n")
+    (folder / "made_by.json").write_text(json.dumps(recipe(seed, images, only, maker), indent=2) + "\n")
 
 
-def draw_files(folder: Path, seed: int, images: int) -> Iterator[tuple[dict, dict]]:
-    """`draw_file` for every index, in order; on all cores where there is work enough to pay for starting processes."""
-    draw_one = partial(draw_file, folder, seed)
+def draw_files(folder: Path, seed: int, images: int, maker: "Maker") -> Iterator[tuple[dict, list[dict]]]:
+    """`maker.draw_file` for every index, in order; on all cores where there is work enough to pay for starting processes."""
+    draw_one = partial(maker.draw_file, folder, seed)
     processes = min(os.cpu_count() or 1, images // 150)
     if processes < 2:
         yield from map(draw_one, range(images))
@@ -279,8 +280,8 @@ def draw_files(folder: Path, seed: int, images: int) -> Iterator[tuple[dict, dic
         yield from pool.imap(draw_one, range(images), chunksize=32)
 
 
-def draw_file(folder: Path, seed: int, index: int) -> tuple[dict, dict]:
-    """Draw image `index` into `folder`; returns its COCO image entry and annotation."""
+def draw_file(folder: Path, seed: int, index: int) -> tuple[dict, list[dict]]:
+    """Draw image `index` into `folder`; returns its COCO image entry and annotations (of its one object)."""
     drawing = draw(seed, index)
     name = f"{index:05d}.{'png' if drawing.png else 'jpg'}"
     options = {} if drawing.png else {"quality": drawing.quality, "subsampling": 0}
@@ -291,12 +292,23 @@ def draw_file(folder: Path, seed: int, index: int) -> tuple[dict, dict]:
     note = {"id": index + 1, "image_id": index + 1, "category_id": CLASSES.index(drawing.label) + 1, "bbox": bbox}
     area = round(float(drawing.mask.sum()), 1)
     note |= {"area": area, "segmentation": [], "iscrowd": 0, "occluded": drawing.covered > 0}
-    return {"id": index + 1, "file_name": name, "width": width, "height": height}, note
+    return {"id": index + 1, "file_name": name, "width": width, "height": height}, [note]
 
 
-def recipe(seed: int, images: int, only: str | None) -> dict:
+class Maker(NamedTuple):
+    """A program that draws a set: its name and version, and how it draws a file (as `draw_file`)."""
+
+    program: str
+    version: int
+    draw_file: Callable[[Path, int, int], tuple[dict, list[dict]]]
+
+
+SHAPES = Maker("make_shapes.py", VERSION, draw_file)
+
+
+def recipe(seed: int, images: int, only: str | None, maker: Maker = SHAPES) -> dict:
     """What made_by.json says: enough to tell whether a folder is the one asked for."""
-    return {"made_by": "make_shapes.py", "version": VERSION, "seed": seed, "images": images, "split": only}
+    return {"made_by": maker.program, "version": maker.version, "seed": seed, "images": images, "split": only}
 
 
 def state_of(folder: Path, wanted: dict) -> str:
@@ -315,12 +327,12 @@ def state_of(folder: Path, wanted: dict) -> str:
     return "same" if made_by == wanted and whole else "ours"
 
 
-def make(out: Path, seed: int, images: int, only: str | None = None) -> str:
+def make(out: Path, seed: int, images: int, only: str | None = None, maker: Maker = SHAPES) -> str:
     """Make the set at `out`, or leave it if it is there already; returns a line that says which.
 
     Drawn in a folder beside it and renamed at the end: `out` is never half a set. ValueError if `out` is in the way.
     """
-    wanted, out = recipe(seed, images, only), out.resolve()
+    wanted, out = recipe(seed, images, only, maker), out.resolve()
     state = state_of(out, wanted)
     if state == "same":
         return f"{out}: {images} images of seed {seed} are there already, nothing to draw"
@@ -330,7 +342,7 @@ def make(out: Path, seed: int, images: int, only: str | None = None) -> str:
     part, old = (out.with_name(f"{out.name}.{word}-{os.getpid()}") for word in ("part", "old"))
     part.mkdir()
     try:
-        write_set(part, seed, images, only)
+        write_set(part, seed, images, only, maker)
         if state == "ours":
             out.rename(old)
         try:
@@ -344,22 +356,23 @@ def make(out: Path, seed: int, images: int, only: str | None = None) -> str:
     return f"{out}: drew {images} images of seed {seed} ({', '.join(CLASSES)})"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(arguments: list[str] | None = None, maker: Maker = SHAPES, about: str = __doc__, images: int = 6000) -> int:
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    place = maker.program.removeprefix("make_").removesuffix(".py")
     parser.add_argument("--seed", type=int, default=7, help="another seed gives other images (default 7)")
-    parser.add_argument("--images", type=int, default=6000, help="how many, 20 to 99999 (default 6000)")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "shapes", help="default dataset/shapes")
+    parser.add_argument("--images", type=int, default=images, help=f"how many, 20 to 99999 (default {images})")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / place, help=f"default dataset/{place}")
     parser.add_argument("--split", choices=SPLITS, help="all images into this split (default: train, validation, test)")
     options = parser.parse_args(arguments)
     if not 20 <= options.images <= 99999 or not 0 <= options.seed < 2**63:
         parser.error("--images must be 20 to 99999, --seed 0 or more (below 2^63)")
     try:
-        print(make(options.out, options.seed, options.images, options.split))
+        print(make(options.out, options.seed, options.images, options.split, maker))
     except (ValueError, OSError) as error:
-        print(f"make_shapes.py: {error}", file=sys.stderr)
+        print(f"{maker.program}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"make_shapes.py: stopped; {options.out} is as it was", file=sys.stderr)
+        print(f"{maker.program}: stopped; {options.out} is as it was", file=sys.stderr)
         return 130
     return 0
 

@@ -32,7 +32,7 @@ def finish(trained: Trained, sources: Sources, console: Console, workers: Worker
 
     A run without test samples is scored on its validation samples, which is said.
     """
-    words = WORDS[trained.config.task]
+    words = WORDS[trained.config.kind]
     split = "test" if len(sources.test) else "validation"
     if split == "validation":
         console.warn(f"there are no test {words.samples}: figures are of validation {words.samples}, which chose the checkpoint")
@@ -54,7 +54,7 @@ def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Worke
     or no longer is what the run was trained on, or holds nothing that the run can be scored on.
     """
     trained = open_trained(run, console)
-    words = WORDS[trained.config.task]
+    words = WORDS[trained.config.kind]
     if data is None:
         sources = workers.first_before_others(lambda: trained.task.data(run.data))
         overfit = trained.checkpoint.state["overfit"]
@@ -114,7 +114,7 @@ def free_folder(base: Path, data: str) -> Path:
 def score(trained: Trained, source: Source, workers: Workers = ALONE) -> Scored:
     """Run the checkpoint over a whole source."""
     scored = trained.scorer(trained.config.training.batch_size, workers).scored(source)
-    return replace(scored, metrics=ordered(scored.metrics, WORDS[trained.config.task]))
+    return replace(scored, metrics=ordered(scored.metrics, WORDS[trained.config.kind]))
 
 
 def ordered(metrics: Mapping[str, Any], words: Words) -> dict[str, Any]:

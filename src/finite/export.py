@@ -17,7 +17,7 @@ from finite.errors import UserError
 from finite.formats import Model
 from finite.monitor.console import Console
 from finite.run import RunFolder, environment, write_bytes, write_json, write_text
-from finite.tasks.base import Exported, Source
+from finite.tasks.base import Completed, Exported, Source
 from finite.trained import Trained, open_trained
 from finite.words import WORDS
 
@@ -35,7 +35,7 @@ def export(run: RunFolder, console: Console) -> None:
     try:
         validation: Source | None = trained.task.data(run.data).validation
     except UserError as error:
-        console.warn(f"the validation {WORDS[trained.config.task].samples} are out of reach ({error}); comparing on drawn ones")
+        console.warn(f"the validation {WORDS[trained.config.kind].samples} are out of reach ({error}); comparing on drawn ones")
         validation = None
     write(trained, validation, console)
 
@@ -51,11 +51,15 @@ def write(trained: Trained, validation: Source | None, console: Console) -> None
         # A new cell for each file: one that was exported once is not the same afterwards.
         formats.write_mindir(exported.cell(trained.network()), input, mindir)
         formats.write_onnx(exported.cell(trained.network()), input, exported.outputs, exported.notes(), onnx)
+        if isinstance(exported, Completed):
+            exported.complete(onnx)
         reference = exported.reference(trained.scorer(len(samples)).predict, samples)
-        parity = {WORDS[trained.config.task].samples: len(samples), "of": origin, "batch_sizes": list(BATCH_SIZES),
+        parity = {WORDS[trained.config.kind].samples: len(samples), "of": origin, "batch_sizes": list(BATCH_SIZES),
                   "tolerance": dict(exported.tolerance)}
         for path, model in ((mindir, formats.read_mindir(mindir, exported.outputs)), (onnx, formats.read_onnx(onnx))):
             parity[path.suffix[1:]] = found = differences(model, samples, reference)
+            if isinstance(exported, Completed):
+                found |= exported.agreement(model, samples, reference)
             refuse(found, path.name, folder, trained)
         files = {path.name: path.read_bytes() for path in (mindir, onnx)}
     for name, data in files.items():

@@ -34,7 +34,7 @@ def run(config: Config, options: TrainOptions, console: Console, workers: Worker
         console.table("samples set aside", ("sample", "step", "reason"), quarantined)
         console.line(f"all of them, and how to give one back: {folder.quarantine}")
     if config.summary.enabled:
-        record_test(config, folder, metrics[WORDS[config.task].samples], metrics, console)
+        record_test(config, folder, metrics[WORDS[config.kind].samples], metrics, console)
     report.try_write(folder, config, console.warn)
     export.write(trained, sources.validation, console)
     entries = {

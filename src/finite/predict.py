@@ -11,8 +11,8 @@ from typing import Any
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.monitor.text import count
-from finite.run import RunFolder
-from finite.tasks.base import Answers, Predict
+from finite.run import RunFolder, write_bytes
+from finite.tasks.base import Answers, Predict, Together
 from finite.trained import open_trained
 from finite.training.parallel import ALONE, Workers
 
@@ -38,7 +38,7 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
     if not files:
         raise UserError(f"{', '.join(map(str, paths))}: no {answers.file}s in there")
     targets = [out / name for name in names_apart([name for _, name in files], answers.suffix)]
-    network, failed = trained.scorer(1).predict, 0
+    network, failed, answered = trained.scorer(1).predict, 0, []
     for answer in told(answers, network, [(path, target) for (path, _), target in zip(files, targets)], workers):
         if isinstance(answer, str):
             failed += 1
@@ -46,6 +46,10 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
                 console.warn(answer)
         elif workers.first:
             console.output(json.dumps(answer, ensure_ascii=False))
+            answered.append(answer)
+    if answered and isinstance(answers, Together):
+        for name, data in answers.together(answered).items():
+            write_bytes(out / name, data)
     done = len(files) - failed
     if done:
         console.line(f"{count(done, answers.file)} {answers.done} in {out}")

@@ -72,7 +72,7 @@ def open_trained(run: RunFolder, console: Console) -> Trained:
         console.warn(f"{error}; going on with the CPU")
         config = config.model_copy(update={"device": "CPU"})
         use_device(config)
-    return Trained(run, config, TASKS[config.task].restore(config, saved.state["task"]), saved)
+    return Trained(run, config, TASKS[config.kind].restore(config, saved.state["task"]), saved)
 
 
 def with_data(config: Config, run: RunFolder) -> Config:

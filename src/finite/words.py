@@ -25,7 +25,7 @@ class Words:
         return self.figures.get(name) or {"nonfinite": "not finite"}.get(name) or name.replace("_", " ")
 
 
-#: By the name that a task has in the configuration.
+#: By a task's kind (`Config.kind`).
 WORDS = {
     "detection": Words(
         "image",
@@ -33,6 +33,13 @@ WORDS = {
         {"per_class": "{}", "per_size": "{} objects"},
         "true box green, predicted box orange",
         "images with true and predicted boxes",
+    ),
+    "dense": Words(
+        "image",
+        {"map50": "mAP50", "map": "mAP50-95", "recall": "recall"},
+        {"per_class": "{}", "per_size": "{} objects"},
+        "true boxes green (missed ones blue, ignored ones grey), found boxes orange (false alarms red)",
+        "images with true and found boxes",
     ),
     "waveform": Words(
         "clip",

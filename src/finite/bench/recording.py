@@ -39,7 +39,7 @@ class Training:
             "checkpoint": config.checkpoint.model_copy(update={"every_steps": 10**9})})  # fmt: skip
         run = RunFolder.create(folder, "recorded" if recorded else "bare")
         write_text(run.config, settings.dump(self.config))
-        task = TASKS[config.task](self.config)
+        task = TASKS[config.kind](self.config)
         self.session = Session(self.config, task, task.data(run.data), run, Console(plain=True), None)
         self.session.record()
         self.loop = StageLoop(self.session.run, self.config.stages[0])

@@ -57,6 +57,7 @@ class Data(Group):
 
 
 class Model(Group):
+    head: Literal["single", "dense"] = "single"
     backbone: Literal["small", "resnet18", "resnet34"] = "small"
     weights: File | None = None
     image_size: Annotated[Whole, Field(ge=32, le=4096)] = 64
@@ -64,6 +65,15 @@ class Model(Group):
     stride: Literal[16, 32] = 16
     box_channels: Annotated[Whole, Field(ge=0, le=4096)] = 48
     box_hidden: Annotated[Whole, Field(ge=1, le=65536)] = 128
+    head_channels: Annotated[Whole, Field(ge=4, le=1024)] = 64
+    confidence: Annotated[Number, Field(gt=0, lt=1)] = 0.25
+    nms_iou: Annotated[Number, Field(gt=0, lt=1)] = 0.6
+
+    @model_validator(mode="after")
+    def _pyramid_fits(self) -> "Model":
+        if self.head == "dense" and self.image_size % 32:
+            raise ValueError(f"image_size ({self.image_size}) must be a multiple of 32 for head: dense")
+        return self
 
     @model_validator(mode="after")
     def _weights_fit(self) -> "Model":
@@ -83,6 +93,8 @@ class Augment(Group):
     saturation: Share = 0.2
     hue: Annotated[Number, Field(ge=0, le=0.5)] = 0.02
     min_visible: Share = 0.6
+    mosaic: Share = 0.0
+    mosaic_until: Share = 0.8
 
 
 class Loss(common.Loss):
@@ -124,3 +136,20 @@ class Config(Group):
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()
     summary: Summary = Summary()
+
+    @property
+    def kind(self) -> str:
+        """The name under which the task is found in `tasks.TASKS` and `words.WORDS`: heads of one task differ in both."""
+        return "dense" if getattr(self.model, "head", "single") == "dense" else self.task
+
+    @model_validator(mode="after")
+    def _background_is_single(self) -> "Config":
+        if self.kind == "dense" and self.data.background:
+            raise ValueError("data.background is for model.head: single; the dense head learns from empty images as they are")
+        return self
+
+    @model_validator(mode="after")
+    def _mosaic_needs_dense(self) -> "Config":
+        if getattr(self.augment, "mosaic", 0.0) > 0 and self.kind != "dense":
+            raise ValueError("augment.mosaic puts several objects into an image: it needs model.head: dense")
+        return self

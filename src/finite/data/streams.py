@@ -7,7 +7,7 @@ what sample 17 draws in epoch 3 is the same in a resumed run, in a replay, on an
 import numpy as np
 
 #: What the numbers are for. Two purposes never share a stream. The values are part of a run's identity: never renumber.
-SPLIT, ORDER, FILLER, AUGMENT, NOISE = range(1, 6)
+SPLIT, ORDER, FILLER, AUGMENT, NOISE, MOSAIC = range(1, 7)
 
 _WORD = 2**64 - 1
 

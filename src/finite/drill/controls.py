@@ -1,11 +1,13 @@
 """Clean controls: awkward but legal data and settings, on which no incident may be raised."""
 
 from collections.abc import Callable
+from typing import Any
 
 from mindspore import Tensor
 import numpy as np
 
 from finite.data.pipeline import Batch
+from finite.drill import many
 from finite.drill.dataset import EPOCHS, IMAGES, STEPS
 from finite.drill.faults import HALF, STAGE, Make, Setup
 from finite.drill.formulas import DrillNetwork
@@ -16,7 +18,7 @@ from finite.drill.task import Row
 DRAWS = 3
 
 
-def some(share: float, change: Callable[[Row, np.random.Generator], None]) -> Make:
+def some(share: float, change: Callable[[Row, np.random.Generator], None], **options: Any) -> Make:
     """A share of the samples is changed."""
     def make(rng: np.random.Generator) -> Setup:
         chosen = set(np.flatnonzero(rng.random(IMAGES["train"]) < share).tolist())
@@ -28,7 +30,7 @@ def some(share: float, change: Callable[[Row, np.random.Generator], None]) -> Ma
                 change(row, np.random.default_rng([seed, number]))
             return row
 
-        return Setup(spoil=spoil)
+        return Setup(spoil=spoil, **options)
 
     return make
 
@@ -48,7 +50,7 @@ def scaled(name: str, low: float, high: float) -> Make:
     return make
 
 
-def batches(change: Callable[[dict[str, np.ndarray], np.random.Generator], None], steps: int = 3) -> Make:
+def batches(change: Callable[[dict[str, np.ndarray], np.random.Generator], None], steps: int = 3, **options: Any) -> Make:
     """A few batches of a run are changed."""
     def make(rng: np.random.Generator) -> Setup:
         seed = int(rng.integers(2**31))
@@ -57,7 +59,7 @@ def batches(change: Callable[[dict[str, np.ndarray], np.random.Generator], None]
             change(whole.arrays, np.random.default_rng(seed))
             return whole
 
-        return Setup(Injection(int(rng.integers(1, STEPS - steps)), steps, batch=batch))
+        return Setup(Injection(int(rng.integers(1, STEPS - steps)), steps, batch=batch), **options)
 
     return make
 
@@ -122,6 +124,8 @@ def copies(rng: np.random.Generator) -> Setup:
     return Setup(spoil=lambda number, row: held.setdefault(number % few, row) | {"fault": row["fault"]})
 
 
+DENSE = {"changes": many.CHANGES, "variant": "dense"}
+
 CONTROLS: dict[str, Make] = {
     "large_first_box_loss": scaled("box_head.box.weight", 30, 300),
     "large_first_class_loss": scaled("classifier.dense.weight", 5, 20),
@@ -142,5 +146,12 @@ CONTROLS: dict[str, Make] = {
     "spike_clipping": settings(guard__spike__mode=("clip",), guard__spike__factor=(3.0, 5.0, 10.0)),
     "copies": copies,
     "half_precision": lambda rng: Setup(changes=HALF | {"training.loss_scale.initial": 2.0 ** int(rng.integers(8, 17))}, variant="half"),
+    "dense_tiny_objects": some(0.3, many.tiny, **DENSE),
+    "dense_covering_objects": some(0.3, many.covering, **DENSE),
+    "dense_images_without_object": some(0.4, many.nothing_there, **DENSE),
+    "dense_images_all_ignored": some(0.4, many.all_ignored, **DENSE),
+    "dense_batches_without_object": batches(many.empty_batch, **DENSE),
+    "dense_batches_all_ignored": batches(many.ignored_batch, **DENSE),
+    "dense_500_objects": lambda rng: Setup(changes=many.CHANGES | {"data.root": "crowded"}, variant="dense crowded"),
     "long_and_low": lambda rng: Setup(changes={STAGE + "epochs": EPOCHS + int(rng.integers(1, 4)), STAGE + "learning_rate": 0.001}),
 }

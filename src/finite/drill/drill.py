@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from finite.config import Config
-from finite.drill import controls, dataset, faults, judge, machine, rig, sound
+from finite.drill import controls, dataset, faults, judge, machine, many, rig, sound
 from finite.drill.faults import Setup
 from finite.drill.rig import Outcome
 from finite.drill.task import DrillTask
@@ -24,8 +24,8 @@ from finite.errors import UserError
 from finite.tasks.base import Task
 
 CLEAN_SEEDS = (101, 102, 103, 104, 105)
-#: Variants whose clean runs end elsewhere: a frozen backbone, and boxes that are all the same.
-OTHER_TASKS = ("frozen", "same")
+#: Variants whose clean runs end elsewhere: a frozen backbone, boxes that are all the same, and the dense head.
+OTHER_TASKS = ("frozen", "same", "dense")
 
 
 def expectations(path: Path) -> dict[str, judge.Expected]:
@@ -62,6 +62,7 @@ class Drill:
     def draw(self) -> None:
         """Make the data."""
         self.roots = {"usual": dataset.draw(self.work / "data"), "same": dataset.draw(self.work / "same", same_box=True)}
+        self.roots["crowded"] = many.crowded(self.roots["usual"], self.work / "crowded")
 
     def named(self, number: int) -> str:
         """The id of a training sample."""
@@ -73,7 +74,7 @@ class Drill:
         return dataset.settings(root, self.work / "runs", seed, changes)
 
     def task(self, config: Config, setup: Setup) -> Task:
-        task = DrillTask(config)
+        task = many.DenseDrillTask(config) if config.kind == "dense" else DrillTask(config)
         task.code, task.spoil, task.start, task.sparse = setup.code, setup.spoil, setup.start, setup.variant == "sparse"
         return task
 

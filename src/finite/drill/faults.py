@@ -12,6 +12,7 @@ from mindspore import Tensor, ops
 import numpy as np
 
 from finite.data.pipeline import Batch
+from finite.drill import many
 from finite.drill.dataset import IMAGES, STEPS
 from finite.drill.formulas import Code, DrillNetwork
 from finite.drill.rig import Injection
@@ -155,6 +156,10 @@ FAULTS: dict[str, Make] = {
     "target_outside": sample(box(3e9, 3e9), changes={"training.clip_norm": 1e30}, variant="unclipped"),
     "label_minus_one": sample(label(-1), variant="sparse", plain={"may_raise": True}),
     "label_count": sample(label(3), variant="sparse", plain={"may_raise": True}),
+    # the dense head
+    "dense_no_positives": sample(many.nothing_there, many.NO_POSITIVES, changes=many.CHANGES, variant="dense"),
+    "dense_all_ignored": sample(many.all_ignored, many.ALL_IGNORED, changes=many.CHANGES, variant="dense"),
+    "dense_no_size": sample(many.no_size, many.NO_SIZE, changes=many.CHANGES, variant="dense"),
     # loss terms
     "log_zero": sample(box(0.0), Code.LOG_CENTER),
     "division_by_zero": sample(box(None, None, None, 0.0), Code.INVERSE),

@@ -266,8 +266,9 @@ def plain(config: Config, task: Task, injection: Injection, key: str, work: Path
 
 
 def scores(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """Two shares that a run is held against others by: top-1 and mean IoU; of a denoiser its gain in SI-SDR in twenties of dB,
-    and 1 - spectral convergence."""
-    if "top1" in metrics:
-        return metrics["top1"] or 0.0, metrics["mean_iou"] or 0.0
+    """Two shares that a run is held against others by: top-1 and mean IoU; of the dense head mAP50 and mAP50-95; of a denoiser its
+    gain in SI-SDR in twenties of dB, and 1 - spectral convergence."""
+    for first, second in (("top1", "mean_iou"), ("map50", "map")):
+        if first in metrics:
+            return metrics[first] or 0.0, metrics[second] or 0.0
     return max((metrics["si_sdr_gain"] or 0.0) / 20, 0.0), max(1 - (metrics["spectral_convergence"] or 1.0), 0.0)

@@ -57,7 +57,7 @@ def results(run: RunData) -> str:
     scored = run.scored
     if not scored:
         return "<p>Nothing is scored yet.</p>"
-    names, words = list(figures(scored)), WORDS[run.config.task]
+    names, words = list(figures(scored)), WORDS[run.config.kind]
     groups = {"all": scored}
     for key, found in scored.items():
         if key.startswith("per_") and isinstance(found, Mapping):
@@ -70,6 +70,8 @@ def results(run: RunData) -> str:
 def confusion(scored: Mapping[str, Any]) -> str:
     """The confusion matrix, a row per true class, shaded by the share of that class."""
     matrix, names = scored.get("confusion"), list(scored.get("per_class", ()))
+    if matrix and len(names) == len(matrix) - 1:
+        names.append("background")
     if not matrix or len(names) != len(matrix):
         return ""
     head = "".join(f"<th scope='col'>{text(name)}</th>" for name in names)
@@ -88,7 +90,7 @@ def confusion(scored: Mapping[str, Any]) -> str:
 
 def pictures(run: RunData) -> str:
     """The sheets in the run's pictures folder, inside the page: those of the split that is shown."""
-    parts, words = [], WORDS[run.config.task]
+    parts, words = [], WORDS[run.config.kind]
     for name, title in SHEETS.items():
         path = run.folder.pictures / (f"{name}.png" if run.metrics else f"validation-{name}.jpg")
         if path.exists():

@@ -8,7 +8,7 @@ engine checks the tables, bounds, weights and reduces them; a task never reduces
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -110,6 +110,19 @@ class Exported(Protocol):
         ...
 
 
+@runtime_checkable
+class Completed(Protocol):
+    """What an `Exported` has besides if its ONNX file holds more than the network, and answers are compared behind that too."""
+
+    def complete(self, path: Path) -> None:
+        """Add to an ONNX file what the framework can't write."""
+        ...
+
+    def agreement(self, model: Callable[[np.ndarray], dict[str, np.ndarray]], inputs: np.ndarray, reference: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Differences of a file's final answers from those of the reference, by name; each with an entry in `tolerance`."""
+        ...
+
+
 class Answers(Protocol):
     """How `predict` answers files. `file` is what one is called; what is written for it ends in `suffix`; `done` says what was
     done with it ("12 pictures drawn")."""
@@ -124,6 +137,15 @@ class Answers(Protocol):
 
     def answer(self, network: Predict, files: Sequence[tuple[Path, Path]]) -> Iterator[dict[str, Any] | str]:
         """For each (file, where to write) its line of JSON as a dictionary, or a sentence that says why it can't be read."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """What an `Answers` has besides if something is written about all files together."""
+
+    def together(self, answers: Sequence[Mapping[str, Any]]) -> Mapping[str, bytes]:
+        """Files by name from the lines of all files, in order."""
         ...
 
 

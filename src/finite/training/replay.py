@@ -60,7 +60,7 @@ class Restored:
             raise UserError(f"the incident is of another version of this program (its setting {key} does not fit); replay it with "
                             "that version") from error
         use_device(self.config)
-        self.task: Task = TASKS[self.config.task].restore(self.config, settings["task"])
+        self.task: Task = TASKS[self.config.kind].restore(self.config, settings["task"])
         self.stage: Stage = next(s for s in self.config.stages if s.name == settings["stage"])
         self.fields = fields_of(settings)
         assert attached.tensors is not None and attached.batch is not None

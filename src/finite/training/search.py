@@ -34,9 +34,10 @@ def substitute(batch: Batch, rows: Collection[int], other: Batch, fields: Sequen
     places[list(rows)] = True
     arrays = {}
     for f in fields:
-        arrays[f.name] = np.where(places.reshape((-1,) + (1,) * len(f.shape)), other.arrays[f.name], batch.arrays[f.name])
+        chosen = places.reshape((-1,) + (1,) * len(f.shape))
+        arrays[f.name] = np.where(chosen, other.arrays[f.name], batch.arrays[f.name])
         if f.role == "weight" and not count:
-            arrays[f.name] = np.where(places, np.zeros((), f.dtype), arrays[f.name])
+            arrays[f.name] = np.where(chosen, np.zeros((), f.dtype), arrays[f.name])
     use = np.where(places, other.use if count else np.float32(0), batch.use).astype(np.float32)
     return Batch(arrays, use, np.where(places, other.indices, batch.indices))
 

@@ -101,7 +101,7 @@ def train(config: Config, options: TrainOptions, console: Console,
     console.line(f"run {folder.path}")
     tell_workers(config, workers, console)
     with Interrupt(console.warn) as stop:
-        task = TASKS[config.task](config)
+        task = TASKS[config.kind](config)
         overfit = saved.state["overfit"] if saved else options.overfit
         sources = workers.first_before_others(lambda: task.data(folder.data))
         if overfit is not None:

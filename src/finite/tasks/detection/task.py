@@ -165,7 +165,7 @@ class DetectionTask:
         config, classes = self.config, self._known_classes()
         augmentation = weights = None
         if trained and config.augment.enabled:
-            augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled"}))
+            augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled", "mosaic", "mosaic_until"}))
         if trained and config.loss.class_weights == "balanced":
             weights = balanced(self._counts(samples)[name] for name in classes)
         memory = config.data.cache_mb * share
@@ -358,7 +358,7 @@ class DetectionTask:
              ("Map", {"threads": data.threads}, [
                  ("Decode", {"cache_mb": data.cache_mb}),
                  ("Letterbox", {"size": model.image_size}),
-                 *([("Augment", augment.model_dump(exclude={"enabled"}))] if augment.enabled else []),
+                 *([("Augment", augment.model_dump(exclude={"enabled", "mosaic", "mosaic_until"}))] if augment.enabled else []),
              ])])
 
     def _known_classes(self) -> list[str]:
