@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finite.drill import controls, faults, machine
-from finite.drill.drill import Drill, expectations, plan
+from finite.drill import controls, faults, machine, sound
+from finite.drill.drill import Drill, SoundDrill, expectations, plan
 from finite.drill.faults import Setup
 from finite.errors import UserError
 
@@ -37,9 +37,24 @@ def test_awkward_but_legal_run_raises_nothing(drill, name):
     assert (found["incidents"], found["ended"]) == (0, "trained"), found
 
 
+@pytest.mark.slow
+def test_faults_of_sound_are_survived_and_silence_raises_nothing(tmp_path):
+    drill = SoundDrill(tmp_path, expectations(EXPECTED))
+    bare = Setup(variant="sound")
+    outcome = drill.guarded(drill.config(101, bare), bare)
+    assert outcome.ended == "trained" and outcome.top1 > 0.2  # 4 dB
+    drill._clean["base"] = [(outcome.top1, outcome.iou)] * 2
+    for name in ("noisy_nan", "silent_target_ratio", "silent_target_norm", "short_clip_root", "mask_1e20"):
+        row = drill.fault(name, seed=4)
+        assert row.fine(), row
+    for name in ("nearly_silent_clips", "silent_batches", "perfect_clips"):
+        found = drill.control(name, 4, 0)
+        assert (found["incidents"], found["ended"]) == (0, "trained"), found
+
+
 def test_expectations_speak_of_every_fault_and_of_nothing_else(tmp_path):
     expected = expectations(EXPECTED)
-    assert set(expected) == {*faults.FAULTS, *machine.FAULTS} and len(expected) >= 45
+    assert set(expected) == {*faults.FAULTS, *machine.FAULTS, *sound.FAULTS} and len(expected) >= 60 and len(sound.FAULTS) >= 15
     assert all(("none" in e.verdict) == (name in machine.FAULTS) for name, e in expected.items())
     file = tmp_path / "faults.yaml"
     file.write_text(EXPECTED.read_text().replace("pixel_nan:", "pixel_nah:"))

@@ -109,8 +109,8 @@ class Stage(common.Stage):
 
 
 STAGES = (
-    Stage(name="waveform", epochs=10, learning_rate=4e-3, warmup_epochs=0.5, weights={"waveform": 1.0}),
-    Stage(name="spectral", epochs=3, learning_rate=1e-3, warmup_epochs=0.2,
+    Stage(name="waveform", epochs=14, learning_rate=4e-3, warmup_epochs=0.5, weights={"waveform": 1.0}),
+    Stage(name="spectral", epochs=2, learning_rate=1e-3, warmup_epochs=0.2,
           weights={"waveform": 10.0, "spectral_convergence": 0.1, "log_magnitude": 0.02}),
 )
 

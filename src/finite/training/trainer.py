@@ -229,7 +229,7 @@ class Session:
         """Start from another run's best weights, as far as they fit; says what was taken and what not."""
         saved = checkpoint.scored(other)
         same_classes = saved.state["task"].get("classes") == self.task.state().get("classes")
-        part = self.task.groups.get(self.task.class_part, "")
+        part = self.task.groups.get(self.task.class_part, "-")  # "-": no parameter's name begins so
         tensors = saved.served()
         taken, left = [], []
         for p in self.run.network.get_parameters():
