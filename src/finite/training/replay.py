@@ -129,7 +129,7 @@ def tell(folder: Path, layers: bool, console: Console) -> None:
     elif found.same is not None:
         console.line("the compiled step gives the recorded report again, bit by bit" if found.same else
                      f"the compiled step gives another report than the recorded one (verdict {found.verdict.kind}); on another machine, "
-                     "device or version of MindSpore last digits may differ")
+                     "device, version of MindSpore or number of workers last digits may differ")
     spoilt = not_finite(dict(attached.tensors or {}))
     if spoilt:
         console.line(f"not finite before the step: {', '.join(spoilt[:5])}")

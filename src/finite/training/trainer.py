@@ -97,7 +97,7 @@ def train(config: Config, options: TrainOptions, console: Console,
     if saved is None and workers.first:
         console.attach(folder.log)
         write_text(folder.config, settings.dump(config))
-        write_json(folder.environment, environment())
+        write_json(folder.environment, {**environment(), "workers": workers.size})
     console.line(f"run {folder.path}")
     tell_workers(config, workers, console)
     with Interrupt(console.warn) as stop:
