@@ -129,6 +129,15 @@ def test_predict_and_the_readme_program_find_the_same_and_results_load_in_pycoco
         assert item["class"] in near or item["score"] < 0.35
 
 
+def test_a_bad_sample_is_drawn_whatever_its_numbers():
+    task = TASKS["dense"](dense_config(Path("gone")), CLASSES)
+    batch = {"image": np.full((1, 3, SIZE, SIZE), np.nan, np.float32), "labels": np.array([[-1, 9, 0]]), "present": np.ones((1, 3)),
+             "boxes": np.array([[[np.nan, 1, 1, 1], [1e30, 5, 1e30, 5], [9, 9, -3, 2]]]), "ignored": np.array([[0, 7, 0]])}  # fmt: skip
+    assert [picture.width for picture in task.show(None, batch, ["bad"])] == [288]
+    outputs = {"boxes": np.zeros((1, 2, 4)), "scores": np.zeros((1, 2)), "labels": np.full((1, 2), -2)}
+    assert len(task.show(outputs, batch, ["bad"])) == 1 and task.merit(outputs, batch).tolist() == [-1]
+
+
 def test_the_kind_of_the_task_follows_the_head_and_settings_that_contradict_it_are_refused():
     assert load(None).kind == "detection" and load(None, ["model.head=dense"]).kind == "dense"
     assert TASKS["dense"] is not TASKS["detection"]
