@@ -110,19 +110,11 @@ class DrillLoop(StageLoop):
 
     def __init__(self, run: Run, stage: Stage, injection: Injection, key: str):
         kept = _compiled.setdefault(key, {})
-        if "loop" not in kept:
-            super().__init__(run, stage)
-            kept["loop"] = {name: getattr(self, name) for name in ("trained", "optimizer", "step", "still")}
-            kept["fresh"] = {p.name: p.asnumpy().copy() for p in self.optimizer.state()}
-        else:
-            for name, value in kept["loop"].items():
-                setattr(self, name, value)
-            self.run, self.stage, self.faults = run, stage, []
-            self.loader = Loader(run.source, run.config.training.batch_size, run.config.seed, run.config.data.threads)
-            self.steps_per_epoch = self.loader.steps()
-            assign(self.optimizer.state(), kept["fresh"])
-            self.investigator = Investigator(self)
-        self.whole = self.step = SwitchedStep(kept["loop"]["step"], injection)
+        super().__init__(run, stage, kept.get("step"))
+        if "step" not in kept:
+            kept["step"], kept["fresh"] = self.step, {p.name: p.asnumpy().copy() for p in self.optimizer.state()}
+        assign(self.optimizer.state(), kept["fresh"])
+        self.whole = self.step = SwitchedStep(kept["step"], injection)
         self.injection, self.sizes = injection, kept.setdefault("sizes", {})
 
     def one_step(self, batch: Batch) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from finite.training.scaling import LossScale
 from finite.training.screen import alike, screened
 from finite.training.stages import learning_rate
 from finite.training.state import EpochSums, Position, assign, collect
-from finite.training.step import DRY
+from finite.training.step import DRY, GuardedStep
 
 
 @dataclass
@@ -61,9 +61,11 @@ class Run:
 class StageLoop:
     """A stage being trained: its compiled step, its loader, its optimizer."""
 
-    def __init__(self, run: Run, stage: Stage):
+    def __init__(self, run: Run, stage: Stage, step: GuardedStep | None = None):
+        """`step`: one that was made for this network and stage before; else it is made here."""
         config, self.run, self.stage, self.workers = run.config, run, stage, run.workers
-        self.step = make_step(config, run.task, run.network, run.computing, run.constants, stage, run.source.fields, run.workers)
+        self.step = step if step is not None else make_step(
+            config, run.task, run.network, run.computing, run.constants, stage, run.source.fields, run.workers)
         self.optimizer, self.trained = self.step.optimizer, list(self.step.parameters_trained)
         rows = config.training.batch_size
         self.loader = Loader(run.source, rows, config.seed, config.data.threads, run.workers.part(rows))
