@@ -21,7 +21,7 @@ from finite.monitor.console import Console
 from finite.run import RunFolder, write_text
 from finite.training.loop import StageLoop
 from finite.training.state import collect
-from finite.training.trainer import Session
+from finite.training.trainer import REPORT, Session
 
 #: Pairs of steps, and seconds at rest.
 PAIRS, REST = 400, 10.0
@@ -101,6 +101,7 @@ def recording(config: Config) -> dict[str, Any]:
         recorder.close()
     epochs = sum(s.epochs for s in config.stages)
     job = epochs * recorded.loop.steps_per_epoch * steps.second_ms / 1e3
-    share = (steps.ratio - 1) / config.summary.every_steps + config.summary.share + (epochs * (epoch + page) + graph) / job
+    pages = min(epochs * page / job, REPORT)
+    share = (steps.ratio - 1) / config.summary.every_steps + config.summary.share + (epochs * epoch + graph) / job + pages
     return {"steps": asdict(steps), "own_ms": 1e3 * float(np.median(recorded.own)), "histograms": spent, "epoch_seconds": float(epoch), "report_seconds": float(page),
             "graph_seconds": graph, "job": share, "idle_cpu": idle}  # fmt: skip

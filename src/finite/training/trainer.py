@@ -41,7 +41,7 @@ from finite.training.state import EpochSums, Position, assign, restore_network, 
 #: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
 NEEDED_BYTES = 500_000_000  # and what incidents may take (guard.incidents.megabytes)
 #: Share of the time for rewriting the report after an epoch; where epochs are short, some go without. The end never does.
-REPORT = 0.005
+REPORT = 0.002
 
 
 class FirstSamples:
