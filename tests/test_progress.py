@@ -82,10 +82,10 @@ def test_plain_lines_come_every_ten_seconds_with_the_time_left(monkeypatch, caps
     with Console().stage("joint", 2, 50) as stage:
         for number in range(1, 51):
             now[0] += 1
-            stage.update(step_info(number, images_per_second=0.1 if number == 1 else 32.4))  # the first one compiles
+            stage.update(step_info(number, samples_per_second=0.1 if number == 1 else 32.4))  # the first one compiles
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("joint")]
     assert len(lines) == 5
-    assert lines[0] == "joint epoch 1/2 step 10/50: class 0.500, box 0.250, rate 1.0e-3, 32 img/s, 1:30 left"
+    assert lines[0] == "joint epoch 1/2 step 10/50: class 0.500, box 0.250, rate 1.0e-3, 32 samples/s, 1:30 left"
 
 
 def test_a_resumed_stage_counts_from_where_it_was(monkeypatch, capsys):

@@ -29,7 +29,7 @@ class Stage:
     """Context manager; `update` after each step, `epoch` after each epoch. On leaving, one closing line.
 
     `update` takes a mapping with `terms` {name: raw value}, `rate`, `healthy`, `overflow`, `refused` (steps of the run
-    so far), and optionally `scale` (loss scale; None in float32) and `images_per_second` (of this step; it is smoothed).
+    so far), and optionally `scale` (loss scale; None in float32) and `samples_per_second` (of this step; it is smoothed).
 
     `epoch` takes `epoch` (from 1), `terms` {name: {"raw": value, "weighted": value}}, `rate`, `healthy`, `overflow`,
     `refused` (steps of this epoch), and optionally `scale`, `validation` {metric: figure; nested ones, `images` and counts of 0
@@ -45,7 +45,7 @@ class Stage:
         self.done = self.before = done
         self.started = self.first = self.said = time.monotonic()
         self.info: Mapping[str, Any] = {}
-        self.speed: float | None = None  # images per second, smoothed
+        self.speed: float | None = None  # samples per second, smoothed
         self._titles: list[str] = []
         self._live: Live | None = None
 
@@ -82,8 +82,8 @@ class Stage:
         now = time.monotonic()
         if self.done == self.before + 1:
             self.first = now  # the first step compiles: it says nothing about the speed
-        elif info.get("images_per_second") is not None:
-            fresh = info["images_per_second"]
+        elif info.get("samples_per_second") is not None:
+            fresh = info["samples_per_second"]
             self.speed = fresh if self.speed is None else 0.9 * self.speed + 0.1 * fresh
         if now - self.said >= PLAIN_EVERY:
             self.said = now
@@ -131,7 +131,7 @@ class Stage:
             if self.info[key]:
                 parts.append(f"{key} {self.info[key]}")
         if self.speed is not None:
-            parts.append(f"{self.speed:.0f} img/s")
+            parts.append(f"{self.speed:.0f} samples/s")
         return parts
 
     def _bar(self) -> Group:

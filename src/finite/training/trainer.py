@@ -310,7 +310,7 @@ class Session:
         def update(info: dict[str, Any]) -> None:
             nonlocal last
             now = time.perf_counter()
-            display.update(info | {"images_per_second": images / (now - last)})
+            display.update(info | {"samples_per_second": images / (now - last)})
             last = now
 
         last = began
