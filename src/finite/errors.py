@@ -36,7 +36,7 @@ def exit_code(tool: Callable[[], int]) -> int:
     """Run a tool's main function: its exit code, or that of what ended it, said in one line."""
     try:
         return tool()
-    except UserError as error:
+    except (UserError, WorkerLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:

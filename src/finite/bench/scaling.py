@@ -65,7 +65,7 @@ def collective_sizes(step, network) -> list[int]:
             sizes += [2 * lines * cell.num_features, 2 * cell.num_features]
     sizes.append(3 * len(layout.terms))
     blocks = {name: int(np.prod(shape)) for name, shape in layout.blocks()}
-    told = sum(blocks[name] for name in ("values", "weights", "input_bad", "signals", "point_bad", "statistics_bad"))
+    told = sum(blocks[name] for name in ("values", "weights", "input_bad", "signals", "point_sum", "statistics_bad"))
     sizes.append(told + len(layout.points) * layout.workers + sum(p.size for p in step.parameters_trained))
     return sizes
 
