@@ -52,6 +52,7 @@ class Drill:
 
     faults: Mapping[str, Any] = faults.FAULTS  # name -> faults.Make
     controls: Mapping[str, Any] = controls.CONTROLS
+    prefix = ""  # of the names of variants: a process keeps what it compiled by them
 
     def __init__(self, work: Path, expected: dict[str, judge.Expected]):
         self.work, self.expected = work, expected
@@ -79,7 +80,7 @@ class Drill:
         return task
 
     def guarded(self, config: Config, setup: Setup) -> Outcome:
-        return rig.guarded(config, self.task(config, setup), setup.injection, setup.variant)
+        return rig.guarded(config, self.task(config, setup), setup.injection, self.prefix + setup.variant)
 
     def clean(self, setup: Setup) -> list[tuple[float, float]]:
         """(top-1, mean IoU) of clean runs over CLEAN_SEEDS: of the usual run, or of the variant's own where that learns
@@ -94,7 +95,7 @@ class Drill:
     def plain(self, config: Config, setup: Setup, options: Mapping[str, Any]) -> Outcome:
         scratch = self.work / "plain"
         shutil.rmtree(scratch, ignore_errors=True)
-        return rig.plain(config, self.task(config, setup), setup.injection, setup.variant, scratch, **options)
+        return rig.plain(config, self.task(config, setup), setup.injection, self.prefix + setup.variant, scratch, **options)
 
     def twin(self, seed: int, setup: Setup) -> Outcome:
         """The plain run of the same seed and settings without the fault."""
@@ -156,7 +157,7 @@ class Drill:
 class SoundDrill(Drill):
     """The same with sound: the waveform task."""
 
-    faults, controls = sound.FAULTS, sound.CONTROLS
+    faults, controls, prefix = sound.FAULTS, sound.CONTROLS, "sound-"
 
     def draw(self) -> None:
         self.root = sound.synthesise(self.work / "data")

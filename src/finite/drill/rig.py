@@ -27,7 +27,6 @@ from finite.run import RunFolder, environment, write_json, write_text
 from finite.tasks.base import Task
 from finite.training import checkpoint
 from finite.training.checkpoint import OPTIMIZER, not_finite
-from finite.training.investigate import Investigator
 from finite.training.loop import Run, StageLoop
 from finite.training.optimizers import RatedOptimizer
 from finite.training.scoring import Scorer

@@ -7,9 +7,9 @@ and nowhere else. What the step saw comes back in one float32 vector (see report
 Why each part is as it is:
 - the running statistics are copied before the forward, because the forward overwrites them before anybody knows
   whether the step is good;
-- every input and target is tested per sample, for size too, though the host has held it against its range already, because BatchNorm mixes samples, and ReLU
-  and clamps swallow NaN: the tables alone can look healthy after a NaN pixel, and a finite pixel of 1e25 ruins the
-  statistics without a single non-finite number in loss or gradient;
+- every input and target is tested per sample, for size too, though the host has held it against its range already, because
+  BatchNorm mixes samples, and ReLU and clamps swallow NaN: the tables alone can look healthy after a NaN pixel, and a finite
+  pixel of 1e25 ruins the statistics without a single non-finite number in loss or gradient;
 - key points are held against their recent magnitude: a weight that was hit by 1e20, or a ReLU that died, may leave loss
   and gradients finite, and the run is lost all the same;
 - one square sum per gradient serves the finite test, the groups and the global norm. 1e30 squared is Inf, so a finite

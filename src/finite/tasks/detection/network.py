@@ -6,10 +6,10 @@ optimizer touches, so they travel in the checkpoint and in the exported graph.
 """
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
 from finite.tasks.detection.backbones import conv, make_backbone
-from finite.tasks.initial import constant, initialise
+from finite.tasks.initial import constant, initialise, set_constants
 
 
 class Classifier(nn.Cell):
@@ -81,14 +81,7 @@ class Network(nn.Cell):
 
         Only before the cell is compiled. Raises ValueError for a value that is not finite or a deviation not above 0.
         """
-        pairs = ((self.input_mean, input_mean), (self.input_std, input_std), (self.box_mean, box_mean), (self.box_std, box_std))
-        for parameter, value in pairs:
-            value = np.asarray(value, np.float32)
-            if value.shape != parameter.shape:
-                raise ValueError(f"{parameter.name} has shape {value.shape}, wanted {parameter.shape}")
-            if not np.isfinite(value).all() or (parameter.name.endswith("std") and (value <= 0).any()):
-                raise ValueError(f"{parameter.name} = {value.tolist()} can't scale anything")
-            parameter.set_data(Tensor(value))
+        set_constants(((self.input_mean, input_mean), (self.input_std, input_std), (self.box_mean, box_mean), (self.box_std, box_std)))
 
     def construct(self, image):
         x = (image - self.input_mean.reshape((1, 3, 1, 1))) / self.input_std.reshape((1, 3, 1, 1))

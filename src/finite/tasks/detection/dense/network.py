@@ -11,7 +11,7 @@ import numpy as np
 
 from finite.tasks.detection.backbones import CHANNELS, LAYERS, MULTIPLES, Backbone, ResNet, conv
 from finite.tasks.detection.dense.locations import STRIDES, locations
-from finite.tasks.initial import constant, initialise
+from finite.tasks.initial import constant, initialise, set_constants
 
 #: Convolutions of a tower before its answer.
 DEPTH = 2
@@ -121,15 +121,8 @@ class DenseNetwork(nn.Cell):
 
         Only before the cell is compiled. Raises ValueError for a value that is not finite or a deviation not above 0.
         """
-        pairs = ((self.input_mean, input_mean), (self.input_std, input_std),
-                 (self.distance_mean, distance_mean), (self.distance_std, distance_std))
-        for parameter, value in pairs:
-            value = np.asarray(value, np.float32)
-            if value.shape != parameter.shape:
-                raise ValueError(f"{parameter.name} has shape {value.shape}, wanted {parameter.shape}")
-            if not np.isfinite(value).all() or (parameter.name.endswith("std") and (value <= 0).any()):
-                raise ValueError(f"{parameter.name} = {value.tolist()} can't scale anything")
-            parameter.set_data(Tensor(value))
+        set_constants(((self.input_mean, input_mean), (self.input_std, input_std),
+                 (self.distance_mean, distance_mean), (self.distance_std, distance_std)))
 
     def construct(self, image):
         x = (image - self.input_mean.reshape((1, 3, 1, 1))) / self.input_std.reshape((1, 3, 1, 1))
