@@ -3,7 +3,8 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from finite.tasks.waveform.stft import MultiResolutionStft, Ratio, reflected
+from finite.tasks.waveform.spectrum import Folded, Plain, reflected
+from finite.tasks.waveform.stft import MultiResolutionStft, Ratio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor, ops
@@ -60,18 +61,24 @@ def noise(seed, length, scale=0.1):
 # ---- values and gradients --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fast", [True, False])
-def test_values_and_gradients_are_those_of_an_independent_count(fast):
+#: Resolutions that fold (even windows and hops) and some that do not, windows as long as their FFT, hops longer than half a window.
+FOLDED = ((64, 10, 30), (32, 8, 32), (128, 26, 100), (64, 6, 4), (64, 40, 34))
+UNFOLDED = ((64, 10, 31), (32, 7, 32), (70, 8, 30), (34, 5, 33), (64, 71, 30))
+
+
+@pytest.mark.parametrize("resolutions", [FOLDED, UNFOLDED])
+def test_values_and_gradients_are_those_of_an_independent_count(resolutions):
     length = 300
     x, y = noise(0, length), noise(1, length, 0.3)
-    loss = MultiResolutionStft(SMALL, length, fast=fast)
+    loss = MultiResolutionStft(resolutions, length)
+    assert {type(part.transform) for part in loss.parts} == {Folded if resolutions is FOLDED else Plain}
     values, gradient = both(loss, rows(x, y), rows(y, x))
-    np.testing.assert_allclose(values[:, 0], expected(x, y), rtol=2e-5)
-    np.testing.assert_allclose(values[:, 1], expected(y, x), rtol=2e-5)
+    np.testing.assert_allclose(values[:, 0], expected(x, y, resolutions), rtol=2e-5)
+    np.testing.assert_allclose(values[:, 1], expected(y, x, resolutions), rtol=2e-5)
     for place in (0, 1, 17, 150, 298, 299):
         step = np.zeros(length)
         step[place] = 1e-6
-        slope = (sum(expected(x + step, y)) - sum(expected(x - step, y))) / 2e-6
+        slope = (sum(expected(x + step, y, resolutions)) - sum(expected(x - step, y, resolutions))) / 2e-6
         assert gradient[0, place] == pytest.approx(slope, rel=2e-3, abs=2e-4)
 
 
@@ -108,6 +115,34 @@ def test_lengths_reflect_as_often_as_it_takes(fft):
         walk = there + there[-2:0:-1] or [0]
         assert reflected(length, 0, 20).tolist() == [walk[i % len(walk)] for i in range(20)]
         assert reflected(length, -fft, 0)[::-1].tolist() == reflected(length, 1, fft + 1).tolist()
+
+
+@given(st.integers(2, 40), st.integers(1, 24), st.integers(1, 70), st.integers(1, 90))
+@settings(max_examples=40, deadline=None)
+def test_folding_changes_nothing_but_the_order_of_the_bins(quarter, half_hop, half_window, length):
+    """Of any resolution that can be folded, and clips shorter than its window: the magnitudes of the plain form, and the gradient
+    of a sum of them weighted at random."""
+    fft, hop = 4 * quarter, 2 * half_hop
+    sizes = length, fft, hop, min(2 * half_window + 2, fft)
+    rng = np.random.default_rng(length)
+    x, shares = rows(rng.standard_normal(length), rng.standard_normal(length)), rng.standard_normal((2 * (length // hop + 1), fft // 2 + 1))
+    found = []
+    for cell in (Plain(*sizes), Folded(*sizes)):
+        weights = [Tensor(shares[:, bins].astype(np.float32)) for bins in cell.bins]
+        real, imaginary = cell(x)
+        power = np.zeros_like(shares)
+        for bins, re, im in zip(cell.bins, real, imaginary):
+            power[:, bins] = re.asnumpy() ** 2 + im.asnumpy() ** 2
+
+        def total(x):
+            real, imaginary = cell(x)
+            sums = [((re * re + im * im) * w)[:, : None if i == 0 else -1].sum() for i, (re, im, w) in enumerate(zip(real, imaginary, weights))]
+            return sum(sums)
+
+        found.append((power, ms.grad(total)(x).asnumpy()))
+    (power, gradient), (folded, its) = found
+    np.testing.assert_allclose(folded, power, atol=1e-4 * max(power.max(), 1e-3))
+    np.testing.assert_allclose(its, gradient, atol=1e-4 * max(np.abs(gradient).max(), 1e-3))
 
 
 # ---- finite everywhere -----------------------------------------------------------------------------------------------
@@ -230,8 +265,9 @@ def test_a_frame_that_is_as_long_as_the_fft_is_another_window():
     click[50] = 1
     centred = magnitudes(click, *SMALL[0], eps=0)
     assert centred[5].max() > 0.99 and centred[[3, 7]].max() < 1e-9
-    found = LOSS.parts[0].spectrum(rows(click)).asnumpy()
-    np.testing.assert_allclose(found, np.sqrt(centred**2 + EPS), atol=1e-6)
+    part = LOSS.parts[0]
+    for bins, found in zip(part.transform.bins, part.spectrum(rows(click))):
+        np.testing.assert_allclose(found.asnumpy(), np.sqrt(centred**2 + EPS)[:, bins], atol=1e-6)
 
 
 def test_a_whole_batch_ratio_depends_on_how_the_batch_is_cut():
