@@ -63,7 +63,7 @@ class DenseDrillTask(DenseTask):
 
     def terms_cell(self, network) -> DenseDrillTerms:
         loss = self.config.loss
-        return DenseDrillTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta)
+        return DenseDrillTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta, loss.assignment)
 
 
 def crowded(usual: Path, root: Path) -> Path:
