@@ -8,6 +8,10 @@ locations lie alone; see `Atss`.
 
 Objects of an image fill the first of M places; empty places and ignored objects are never learnt. Everything is a comparison or
 a matrix product over (B, M, L): there is no index that could be out of range. No gradient.
+
+(B, M, L) is large, and on a CPU operations differ widely there: `maximum` and `minimum` of operands that are stretched to a common
+shape take twenty times as long as a difference and a `relu`, `logical_and` ten times as long as a product, a sum over an axis three
+times as long as a product with ones; and taking a column out of (B, L, 2) takes longer than sums over the whole of it.
 """
 
 from mindspore import Tensor, dtype, nn, ops
@@ -25,7 +29,9 @@ SIDE = 6.0
 LEAST = 0.1
 #: Added to areas in denominators, px^2.
 EPSILON = 1e-7
-#: Value of a location in the middle of an object: it decides where nothing overlaps, and nowhere else.
+#: Above 0, and below every metric.
+SMALLEST = 1e-30
+#: Value of a location in the middle of an object: it decides where nothing overlaps, and hardly anywhere else.
 NEAR = 1e-12
 
 
@@ -36,10 +42,11 @@ class Assignment(nn.Cell):
     def __init__(self, size: int) -> None:
         super().__init__(auto_prefix=False)
         centres, levels = locations(size)
-        self.x, self.y = (Tensor(centres[:, i][None, None]) for i in (0, 1))  # (1, 1, L)
+        self.axes = tuple(Tensor(centres[:, i][None, None].copy()) for i in (0, 1))  # x, y: (1, 1, L)
         # An object smaller than the finest stride holds no centre: there, and only there, it reaches to the nearest one.
-        self.reach = Tensor(np.where(levels == 0, STRIDES[0] / 2 + 1e-3, 0.0).astype(np.float32)[None, None])
-        self.stride = Tensor(np.array(STRIDES, np.float32)[levels][None, None])
+        self.finest = Tensor((levels == 0).astype(np.float32)[None, None])
+        self.reach = STRIDES[0] / 2 + 1e-3
+        self.per_square = Tensor(1.0 / np.array(STRIDES, np.float32)[levels][None, None] ** 2)
         self.top = min(TOP, len(levels))
 
     def construct(self, scores, low, high, classes, true_low, true_high, learnt):
@@ -48,24 +55,39 @@ class Assignment(nn.Cell):
         own = ops.bmm(classes, ops.transpose(scores, (0, 2, 1)))  # (B, M, L): each location's score for the object's class
         square = overlap * overlap
         metric = (ops.sqrt(own) * (square * square * square) + NEAR / (1.0 + away)) * inside
-        least = ops.topk(metric, self.top)[0][:, :, -1:]
-        wanted = ops.cast(ops.logical_and(metric >= least, metric > 0), dtype.float32)
-        chosen = self.one_object(overlap, wanted)
+        least = ops.amin(ops.topk(metric, self.top, sorted=False)[0], 2, True)
+        chosen = self.one_object(overlap, self.at_least(metric, least))
 
         metric = metric * chosen
         most = ops.amax(metric, 2, True)
-        asked = ops.maximum(ops.amax(overlap * chosen, 2, True), LEAST) * (metric / ops.select(most > 0, most, ops.ones_like(most)))
-        return self.by_location(asked, chosen, classes, true_low, true_high)
+        share = ops.maximum(ops.amax(overlap * chosen, 2, True), LEAST) / ops.select(most > 0, most, ops.ones_like(most))
+        return self.by_location(share * metric, chosen, classes, true_low, true_high)
+
+    def away_from(self, low, high):
+        """Corners (B, M, 2) of objects -> for x and y: half their side (B, M, 1), and how far each location is from the middle (B, M, L)."""
+        lows, highs, out = ops.split(low, 1, 2), ops.split(high, 1, 2), ()
+        for i in (0, 1):
+            out += (((highs[i] - lows[i]) * 0.5, ops.abs(self.axes[i] - (lows[i] + highs[i]) * 0.5)),)
+        return out
+
+    def within(self, low, high):
+        """(B, M, L) 1 where the location's centre lies in the object."""
+        (half_x, off_x), (half_y, off_y) = self.away_from(low, high)
+        return ops.cast(ops.minimum(half_x - off_x, half_y - off_y) >= 0, dtype.float32)
 
     def inside(self, true_low, true_high, learnt):
-        """(B, M, L) 1 where the location's centre lies in the box of an object to learn; and the square of its distance from the
-        box's middle, in strides."""
-        x_middle, y_middle = (ops.expand_dims((true_low[:, :, i] + true_high[:, :, i]) * 0.5, 2) for i in (0, 1))
-        x_half, y_half = (ops.expand_dims((true_high[:, :, i] - true_low[:, :, i]) * 0.5, 2) for i in (0, 1))
-        x_off, y_off = ops.abs(self.x - x_middle), ops.abs(self.y - y_middle)
-        inside = ops.logical_and(x_off <= ops.maximum(x_half, self.reach), y_off <= ops.maximum(y_half, self.reach))
-        away = (x_off * x_off + y_off * y_off) / (self.stride * self.stride)
-        return ops.cast(inside, dtype.float32) * ops.expand_dims(learnt, 2), away
+        """(B, M, L) 1 where the location may learn the object: its centre lies there, or nearly; and the square of its distance from the
+        object's middle, in strides."""
+        margins, squares = (), 0.0
+        for half, off in self.away_from(true_low, true_high):
+            further = ops.relu(self.reach - half) * self.finest  # half the side, or the reach where that is more
+            margins += (half + further - off,)
+            squares = squares + off * off
+        return ops.cast(ops.minimum(margins[0], margins[1]) >= 0, dtype.float32) * ops.expand_dims(learnt, 2), squares * self.per_square
+
+    def at_least(self, metric, least):
+        """(B, M, L) 1 where the metric is above 0 and at least `least` (B, M, 1)."""
+        return ops.cast(metric >= ops.maximum(least, SMALLEST), dtype.float32)
 
     def one_object(self, value, wanted):
         """(B, M, L), (B, M, L) 0 or 1 -> 1 for the object of most value among those that want the location."""
@@ -75,17 +97,21 @@ class Assignment(nn.Cell):
 
     def by_location(self, asked, chosen, classes, true_low, true_high):
         """What the cell returns, from what is asked of (B, M, L) and who has which object."""
-        back = ops.transpose(chosen, (0, 2, 1))  # (B, L, M)
-        asked_back = ops.transpose(asked, (0, 2, 1))
-        return ops.bmm(asked_back, classes), ops.sum(asked_back, 2), ops.bmm(back, true_low), ops.bmm(back, true_high)
+        ones = ops.ones_like(true_low[:, :, :1])
+        answers = ops.bmm(ops.transpose(ops.concat((classes, ones), 2), (0, 2, 1)), asked)  # (B, C + 1, L)
+        corners = ops.bmm(ops.transpose(ops.concat((true_low, true_high), 2), (0, 2, 1)), chosen)  # (B, 4, L)
+        targets, total = ops.split(ops.transpose(answers, (0, 2, 1)), (classes.shape[2], 1), 2)
+        wanted_low, wanted_high = ops.split(ops.transpose(corners, (0, 2, 1)), 2, 2)
+        return targets, total.reshape((total.shape[0], -1)), wanted_low, wanted_high
 
     def overlap(self, low, high, true_low, true_high):
         """IoU (B, M, L) of every object with every location's box; a side turned inside out counts as 0."""
+        lows, highs = (ops.split(ops.transpose(corner, (0, 2, 1)), 1, 1) for corner in (low, high))  # (B, 1, L) each
+        true_lows, true_highs = (ops.split(corner, 1, 2) for corner in (true_low, true_high))  # (B, M, 1) each
         both, area, true_area = 1.0, 1.0, 1.0
         for i in (0, 1):
-            a, b = ops.expand_dims(low[:, :, i], 1), ops.expand_dims(high[:, :, i], 1)  # (B, 1, L)
-            c, d = ops.expand_dims(true_low[:, :, i], 2), ops.expand_dims(true_high[:, :, i], 2)  # (B, M, 1)
-            both = both * ops.relu(ops.minimum(b, d) - ops.maximum(a, c))
+            a, b, c, d = lows[i], highs[i], true_lows[i], true_highs[i]
+            both = both * ops.relu((d - c) - ops.relu(d - b) - ops.relu(a - c))  # min(b, d) - max(a, c)
             area, true_area = area * ops.relu(b - a), true_area * ops.relu(d - c)
         return both / (area + true_area - both + EPSILON)
 
@@ -93,7 +119,7 @@ class Assignment(nn.Cell):
 class Atss(Assignment):
     """As `Assignment`, by position alone: of each map the `NEAREST` locations to the object's middle are looked at, each as a square
     of `SIDE` strides; those learn it whose square overlaps it by at least the mean of these overlaps and their deviation. If none
-    does, the one that overlaps most. A location wanted by several objects takes the one that its square overlaps most (of two that
+    does, those that overlap most. A location wanted by several objects takes the one that its square overlaps most (of two that
     share all their locations one may go without). The answer asked for is the IoU of the location's own box.
     """
 
@@ -108,8 +134,8 @@ class Atss(Assignment):
         inside, away = self.inside(true_low, true_high, learnt)
         near = ()
         for i in range(len(STRIDES)):
-            here = away[:, :, self.ends[i] : self.ends[i + 1]]
-            farthest = -ops.topk(-here, min(NEAREST, self.ends[i + 1] - self.ends[i]))[0][:, :, -1:]
+            here = ops.slice(away, (0, 0, self.ends[i]), (away.shape[0], away.shape[1], self.ends[i + 1] - self.ends[i]))
+            farthest = -ops.amin(ops.topk(-here, min(NEAREST, self.ends[i + 1] - self.ends[i]), sorted=False)[0], 2, True)
             near += (ops.cast(here <= farthest, dtype.float32),)
         near = ops.concat(near, 2)
         square = self.overlap(self.square_low, self.square_high, true_low, true_high)
@@ -118,9 +144,8 @@ class Atss(Assignment):
         deviation = ops.sqrt(ops.sum((square - mean) * (square - mean) * near, 2, True) / (count - 1.0))
 
         metric = (square + NEAR / (1.0 + away)) * near * inside
-        least = ops.minimum(mean + deviation, ops.amax(metric, 2, True))
-        wanted = ops.cast(ops.logical_and(metric >= least, metric > 0), dtype.float32)
-        chosen = self.one_object(square, wanted)
+        least = mean + deviation
+        chosen = self.one_object(square, self.at_least(metric, least))
         asked = ops.maximum(self.overlap(low, high, true_low, true_high), LEAST) * chosen
         return self.by_location(asked, chosen, classes, true_low, true_high)
 

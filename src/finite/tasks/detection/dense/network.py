@@ -154,8 +154,8 @@ class Geometry(nn.Cell):
     def corners(self, distances_z):
         """(B, L, 4) z-scores -> xmin, ymin (B, L, 2) and xmax, ymax (B, L, 2); a box may be turned inside out."""
         mean, deviation = self.statistics()
-        distances = distances_z * deviation + mean
-        return self.centres - distances[:, :, :2], self.centres + distances[:, :, 2:]
+        before, after = ops.split(distances_z * deviation + mean, 2, 2)
+        return self.centres - before, self.centres + after
 
     def scores(self, low, high):
         """xmin, ymin (B, L, 2) and xmax, ymax (B, L, 2) -> z-scores of the distances (B, L, 4)."""

@@ -5,13 +5,15 @@ the sum of the terms over the sum of the positives of the whole batch (of all wo
 the class term an image counts as one positive at least: an image without objects teaches too. In the box term it weighs nothing.
 """
 
-from mindspore import dtype, nn, ops
+from mindspore import Tensor, dtype, nn, ops
+import numpy as np
 
 from finite.tasks.detection.dense.assign import ASSIGNMENTS
 from finite.tasks.detection.dense.network import Geometry
-from finite.tasks.detection.iou_losses import ciou_loss, giou_loss
+from finite.tasks.detection.iou_losses import ciou, giou
 
 TERMS = ("class", "box")
+FOURTH = np.full((4, 1), 0.25, np.float32)
 POINTS = ("features_8", "features_16", "features_32", "logits", "distances")
 
 
@@ -34,8 +36,8 @@ class DenseTerms(nn.Cell):
         logits, distances, maps = self.network(image)
         points = (*maps, logits, distances)
         logits, distances = ops.cast(logits, dtype.float32), ops.cast(distances, dtype.float32)
-        half = boxes[:, :, 2:] * 0.5
-        true_low, true_high = boxes[:, :, :2] - half, boxes[:, :, :2] + half
+        middle, sides = ops.split(boxes, 2, 2)
+        true_low, true_high = middle - sides * 0.5, middle + sides * 0.5
         # By comparison, not by gather: on a label out of range a gather breaks this call and the next one.
         one_hot = ops.cast(ops.expand_dims(labels, 2) == ops.arange(self.classes), dtype.float32)
         low, high = self.geometry.corners(distances)
@@ -44,38 +46,47 @@ class DenseTerms(nn.Cell):
         found = self.assignment(scores, ops.stop_gradient(low), ops.stop_gradient(high), one_hot, true_low, true_high, learnt)
         targets, asked, wanted_low, wanted_high = found
         targets, asked = ops.stop_gradient(targets), ops.stop_gradient(asked)
-        positives = ops.sum(asked, 1)
+        positives = self.over_locations(asked, ops.ones_like(asked))
 
         counted = self.counted(true_low, true_high, present * ops.cast(ignored > 0, dtype.float32), asked)
         class_weight = ops.maximum(positives, ops.ones_like(positives))
-        class_value = ops.sum(self.cross_entropy(logits, targets) * counted, 1) / class_weight
+        class_value = self.over_locations(self.cross_entropy(logits, targets), counted) / class_weight
         losses = self.box_loss(distances, low, high, ops.stop_gradient(wanted_low), ops.stop_gradient(wanted_high))
         some = ops.select(positives > 0, positives, ops.ones_like(positives))
-        box_value = ops.sum(losses * asked, 1) / some
+        box_value = self.over_locations(losses, asked) / some
         return (class_value, box_value), (class_weight * image_weight, positives * image_weight), points
+
+    def over_locations(self, values, weights):
+        """(B, L), (B, L) -> (B,) the sum of the products."""
+        return ops.bmm(ops.expand_dims(values, 1), ops.expand_dims(weights, 2)).reshape((-1,))
 
     def counted(self, low, high, ignored, asked):
         """(B, L) 1, or 0 where the centre lies in an ignored object and nothing is to be learnt."""
-        x, y = self.assignment.x, self.assignment.y
-        within = ops.logical_and(ops.logical_and(x >= low[:, :, :1], x <= high[:, :, :1]),
-                                 ops.logical_and(y >= low[:, :, 1:], y <= high[:, :, 1:]))
-        hidden = ops.amax(ops.cast(within, dtype.float32) * ops.expand_dims(ignored, 2), 1)
-        return ops.stop_gradient(1.0 - hidden * ops.cast(asked == 0, dtype.float32))
+        hidden = ops.bmm(ops.expand_dims(ignored, 1), self.assignment.within(low, high)).reshape(asked.shape)
+        return ops.stop_gradient(1.0 - ops.cast(hidden > 0, dtype.float32) * ops.cast(asked == 0, dtype.float32))
 
     def cross_entropy(self, logits, targets):
         """(B, L, C), (B, L, C) -> (B, L). The product carries a NaN that `relu` would swallow."""
-        return ops.sum(ops.relu(logits) - logits * targets + ops.log1p(ops.exp(-ops.abs(logits))), 2)
+        each = ops.relu(logits) - logits * targets + ops.log1p(ops.exp(-ops.abs(logits)))
+        return ops.matmul(each, ops.ones((each.shape[2], 1), dtype.float32)).reshape((each.shape[0], -1))
 
     def box_loss(self, distances, low, high, true_low, true_high):
         """(B, L) of each location's box against the one that it should have."""
         if self.loss in ("giou", "ciou"):
-            predicted = ops.concat(((low + high) * 0.5, high - low), 2)
-            true = ops.concat(((true_low + true_high) * 0.5, true_high - true_low), 2)
-            loss = giou_loss if self.loss == "giou" else ciou_loss
-            return loss(predicted.reshape((-1, 4)), true.reshape((-1, 4))).reshape((low.shape[0], -1))
+            loss = giou if self.loss == "giou" else ciou
+            return loss(by_center(low, high), by_center(true_low, true_high)).reshape((low.shape[0], -1))
         error = distances - self.geometry.scores(true_low, true_high)
         if self.loss == "mse":
-            return ops.mean(error * error, 2)
+            return self.mean_of_four(error * error)
         size = ops.abs(error)  # Huber without a branch. `minimum` swallows a NaN; the linear part still carries it.
-        inner = ops.minimum(size, self.delta)
-        return ops.mean(0.5 * inner * inner + self.delta * (size - inner), 2)
+        inner = size - ops.relu(size - self.delta)
+        return self.mean_of_four(0.5 * inner * inner + self.delta * (size - inner))
+
+    def mean_of_four(self, values):
+        """(B, L, 4) -> (B, L)."""
+        return ops.matmul(values, Tensor(FOURTH)).reshape((values.shape[0], -1))
+
+
+def by_center(low, high):
+    """Corners (B, L, 2) -> center x, center y, width, height, each (B, L, 1)."""
+    return (*ops.split((low + high) * 0.5, 1, 2), *ops.split(high - low, 1, 2))
