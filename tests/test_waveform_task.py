@@ -6,27 +6,18 @@ import mindspore as ms
 import numpy as np
 import pytest
 import soundfile
-from finite import config as settings
 from finite import export
-from finite.config import WaveformConfig
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.predict import predict
-from finite.run import RunFolder, environment, write_json, write_text
 from finite.tasks.waveform.metrics import WaveformMetrics, merit, si_sdr, signal_of, spectrum, wiener
 from finite.tasks.waveform.network import Analysis, Synthesis, basis
 from finite.tasks.waveform.predicted import Pieces, WaveformAnswers
 from finite.tasks.waveform.task import WaveformTask
-from finite.training.checkpoint import Keeper
 from mindspore import Tensor
+from small_sound import CONFIG, LENGTH, make_run, noise
 
 ms.set_context(mode=ms.PYNATIVE_MODE)
-LENGTH = 1024
-CONFIG = WaveformConfig.model_validate({
-    "data": {"root": "gone", "length": LENGTH},
-    "model": {"window": 64, "hop": 32, "channels": 4, "depth": 1, "hidden": 8},
-    "loss": {"resolutions": [{"fft": 64, "hop": 16, "window": 48}]},
-})
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +26,8 @@ def network():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, network):
-    """A trained run whose data has gone."""
-    run = RunFolder.create(tmp_path_factory.mktemp("runs"), "one")
-    write_text(run.config, settings.dump(CONFIG))
-    write_json(run.environment, environment())
-    rng = np.random.default_rng(3)
-    tensors = {p.name: p.asnumpy().copy() for p in network.get_parameters()}
-    tensors["mask.out.weight"] += rng.normal(0, 0.5, tensors["mask.out.weight"].shape).astype(np.float32)
-    state = {"config": CONFIG.model_dump(mode="json"), "task": {"kinds": ["white"]}, "step": 3, "best": {"score": 1.0, "step": 3, "stage": "waveform"},
-             "position": {"stage": 1, "epoch": 0, "step_in_epoch": 0, "step": 3, "data_epoch": 1}, "done": True, "overfit": None, "history": 0,
-             "guard": {"counts": {}, "rewinds": 0, "bad_in_row": 0, "quarantine": {}}, "seconds": 1.0}
-    Keeper(run, 2).save(tensors, state, best=True)
-    return run
-
-
-def noise(seed, length, scale=0.1):
-    return (np.random.default_rng(seed).standard_normal(length) * scale).astype(np.float32)
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("runs"))
 
 
 # ---- network ---------------------------------------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def toy_task(terms=ToyTerms, network=ToyNetwork) -> SimpleNamespace:
     def show(outputs, batch, titles):
         return [Image.new("RGB", (8, 8)) for _ in titles]
 
-    return SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, network=network, terms_cell=terms, show=show,
+    return SimpleNamespace(terms=TERMS, points=POINTS, groups=GROUPS, network=network, show=show,
+                           terms_cell=lambda network, used=None: terms(network),
                            state=lambda: {"classes": list("abc")}, told=lambda facts: Told("toy", {}, [("Toys", {}, [])]))
 
 

@@ -2,6 +2,8 @@
 
     python tools/compare.py examples/cards.yaml --seeds 1 2 3 --set data.root=FOLDER
     python tools/compare.py staged.yaml joint.yaml --runs runs/comparison
+
+The configurations must be of one task, whose figures are shown.
 """
 
 import argparse
@@ -13,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from finite.bench.compare import line, table, trainings  # noqa: E402
 from finite.errors import exit_code  # noqa: E402
 from finite.run import environment  # noqa: E402
+from finite.words import WORDS  # noqa: E402
 
 
 def main() -> int:
@@ -28,7 +31,7 @@ def main() -> int:
         print(line(row), flush=True)
     machine = environment()
     print(f"\n{machine['cpu']['model']}, {machine['cpu']['usable_cores']} cores, MindSpore {machine['packages']['mindspore']}; "
-          f"{rows[0]['images']} test images\n")
+          f"{rows[0]['samples']} test {WORDS[rows[0]['kind']].samples}\n")
     print("\n".join(table(rows)))
     return 0
 

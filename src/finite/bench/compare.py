@@ -7,10 +7,10 @@ import subprocess
 import sys
 from typing import Any
 
+from finite import config as settings
 from finite.errors import UserError
 from finite.words import WORDS
 
-FIGURES = WORDS["detection"].figures
 MAIN = Path(__file__).resolve().parents[3] / "main.py"
 
 
@@ -18,8 +18,11 @@ def trainings(configs: Sequence[Path], seeds: Sequence[int], overrides: Sequence
     """Train one after the other; yields each run's figures when it has ended.
 
     Runs are named CONFIG-SEED in `runs`. One that is finished there already is not trained again, one that was stopped is
-    resumed: an interrupted comparison goes on where it was. Raises UserError when a training fails.
+    resumed: an interrupted comparison goes on where it was. Raises UserError before anything is trained when the
+    configurations are of several tasks, and when a training fails.
     """
+    kinds = {str(config): settings.load(config, overrides).kind for config in configs}
+    one_kind(kinds)
     for config in configs:
         for seed in seeds:
             folder = runs / f"{config.stem}-{seed}"
@@ -31,31 +34,45 @@ def trainings(configs: Sequence[Path], seeds: Sequence[int], overrides: Sequence
                 code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
                 if code:
                     raise UserError(f"{config}, seed {seed}: the training ended with exit code {code}; see above, and {folder / 'run.log'}")
-            yield {"config": config.stem, "seed": seed, **figures(folder)}
+            row = figures(folder)
+            one_kind(kinds | {str(folder): row["kind"]})
+            yield {"config": config.stem, "seed": seed, **row}
+
+
+def one_kind(kinds: dict[str, str]) -> None:
+    """Refuse what has no figures in common: the kind of task by name of a configuration or run. Raises UserError."""
+    first, *others = kinds
+    for name in others:
+        if kinds[name] != kinds[first]:
+            raise UserError(f"{name} is a {kinds[name]} run, {first} a {kinds[first]} run: they have no figures in common; compare each with its kind")
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """What a finished run says of itself: figures of its test split, images in it, epochs, seconds of training."""
+    """What a finished run says of itself: `kind` of its task, figures and number of `samples` of its test split, epochs,
+    seconds of training."""
+    kind = settings.load(folder / "config.yaml").kind
     metrics = json.loads((folder / "metrics.json").read_text())
     lines = (json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines())
     epochs = sum(line["kind"] == "epoch" for line in lines)
-    return {name: metrics[name] for name in FIGURES} | {
-        "images": metrics["images"], "epochs": epochs, "seconds": metrics["training_seconds"]}
+    return {name: metrics[name] for name in WORDS[kind].figures} | {
+        "kind": kind, "samples": metrics[WORDS[kind].samples], "epochs": epochs, "seconds": metrics["training_seconds"]}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A Markdown table of all trainings, and the means of each configuration that had several seeds."""
-    out = ["| recipe | seed | " + " | ".join(FIGURES.values()) + " | epochs | training |", "|---|---|" + "---|" * (len(FIGURES) + 2)]
+    """A Markdown table of all trainings, of one kind, and the means of each configuration that had several seeds."""
+    shown = WORDS[rows[0]["kind"]].figures
+    out = ["| recipe | seed | " + " | ".join(shown.values()) + " | epochs | training |", "|---|---|" + "---|" * (len(shown) + 2)]
     for name in dict.fromkeys(row["config"] for row in rows):
         own = [row for row in rows if row["config"] == name]
         out += [line(row) for row in own]
         if len(own) > 1:
-            out.append(line({"config": name, "seed": "mean"} | {key: mean(own, key) for key in (*FIGURES, "epochs", "seconds")}))
+            means = {key: mean(own, key) for key in (*shown, "epochs", "seconds")}
+            out.append(line({"config": name, "seed": "mean", "kind": rows[0]["kind"]} | means))
     return out
 
 
 def line(row: dict[str, Any]) -> str:
-    shown = ["" if row[name] is None else f"{row[name]:.3f}" for name in FIGURES]
+    shown = ["" if row[name] is None else f"{row[name]:.3f}" for name in WORDS[row["kind"]].figures]
     return f"| {row['config']} | {row['seed']} | " + " | ".join(shown) + f" | {row['epochs']:.0f} | {row['seconds']:.0f} s |"
 
 

@@ -152,9 +152,16 @@ def stft(_: Config) -> dict[str, Any]:
     return stft_loss()
 
 
+def unused(_: Config) -> dict[str, Any]:
+    """See bench/unused.py."""
+    from finite.bench.unused import unused_terms
+
+    return unused_terms()
+
+
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
     "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents,
-    "data": reading, "recording": recording_cost, "stft": stft, "job": job,
+    "data": reading, "recording": recording_cost, "stft": stft, "unused": unused, "job": job,
 }
 
 
@@ -168,6 +175,9 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         from finite.bench.stft import lines
 
         return lines(found)
+    if name == "unused":
+        return [("waveform step with spectra at weight 0 / without", f"{found['ratio']:.3f} [{found['low']:.3f}, {found['high']:.3f}]  "
+                 f"({found['first_ms']:.0f} / {found['second_ms']:.0f} ms, {found['pairs']} pairs)")]
     if name == "guard":
         bare = sum(f["epochs"] * f["second_ms"] for f in found.values())
         job = sum(f["epochs"] * f["second_ms"] * f["ratio"] for f in found.values()) / bare

@@ -143,6 +143,11 @@ class Config(Group):
         """The name under which the task is found in `tasks.TASKS` and `words.WORDS`: heads of one task differ in both."""
         return "dense" if getattr(self.model, "head", "single") == "dense" else self.task
 
+    @property
+    def indivisible(self) -> str:
+        """Why several workers would train another run than one; empty where they would not."""
+        return ""
+
     @model_validator(mode="after")
     def _background_is_single(self) -> "Config":
         if self.kind == "dense" and self.data.background:

@@ -125,3 +125,7 @@ class WaveformConfig(Config):
     loss: Loss = Loss()
     training: Training = Training(batch_size=16)
     stages: Annotated[tuple[Stage, ...], AfterValidator(stages_named_apart)] = STAGES
+
+    @property
+    def indivisible(self) -> str:
+        return "loss.ratio: batch is a ratio of all clips of a batch; take loss.ratio=sample" if self.loss.ratio == "batch" else ""

@@ -61,7 +61,7 @@ class DenseDrillTask(DenseTask):
         sources = super().data(folder)
         return replace(sources, train=SpoiltSource(sources.train, self.code, self.spoil))
 
-    def terms_cell(self, network) -> DenseDrillTerms:
+    def terms_cell(self, network, used=None) -> DenseDrillTerms:
         loss = self.config.loss
         return DenseDrillTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta, loss.assignment)
 

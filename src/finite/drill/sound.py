@@ -3,7 +3,7 @@
 The counts of clips and steps are those of the drill with pictures, so faults of a moment come at the same steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
@@ -111,7 +111,7 @@ class SoundTask(WaveformTask):
         sources = super().data(folder)
         return replace(sources, train=SpoiltSource(sources.train, self.code, self.spoil))
 
-    def terms_cell(self, network: Any) -> SoundTerms:
+    def terms_cell(self, network: Any, used: Collection[str] | None = None) -> SoundTerms:
         loss = self.config.loss
         return SoundTerms(network, self.config.data.length, [(r.fft, r.hop, r.window) for r in loss.resolutions], loss.magnitude_eps,
                           loss.log_eps, loss.ratio_eps, loss.ratio)

@@ -54,6 +54,6 @@ class DrillTask(DetectionTask):
             self.start(network)
         return network
 
-    def terms_cell(self, network) -> DrillTerms:
+    def terms_cell(self, network, used=None) -> DrillTerms:
         loss = self.config.loss
         return DrillTerms(network, loss.label_smoothing, loss.box, loss.huber_delta, self.sparse)

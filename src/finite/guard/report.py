@@ -31,8 +31,8 @@ class Limits:
 class Layout:
     """The blocks of the report vector, in order, each with its shape. T terms, B samples, F checked fields, P trained
     parameters, S BatchNorm statistics, K key points. `groups`: parts of the network, each with the numbers of its
-    parameters. `active` (T,): whether the term counts in the loss; the others are measured all the same. Above one
-    worker each has told its SIGNALS; B is the batch of all of them."""
+    parameters. `active` (T,): whether the term counts in the loss; the others are measured as far as the task gives them
+    weight. Above one worker each has told its SIGNALS; B is the batch of all of them."""
 
     terms: tuple[str, ...]
     fields: tuple[str, ...]
@@ -102,6 +102,11 @@ class StepReport:
     def rate_bad(self) -> bool:
         """True when the learning rate alone was a reason to refuse."""
         return not (np.isfinite(self.learning_rate) and self.learning_rate >= 0)
+
+    def measured(self) -> dict[str, int]:
+        """The terms that were measured, each with its number: those in use, and of the others those that a sample has."""
+        layout, sums = self.layout, self.blocks["weight_sum"]
+        return {name: i for i, name in enumerate(layout.terms) if layout.active[i] or sums[i] != 0}
 
     def part_norms(self) -> dict[str, float]:
         """The gradient's norm over each part of the network; 0 for one that is not trained."""

@@ -188,10 +188,13 @@ class Task(Protocol):
         that say what was taken. Raises UserError; then nothing was changed."""
         ...
 
-    def terms_cell(self, network: Any) -> Any:
+    def terms_cell(self, network: Any, used: Collection[str] | None = None) -> Any:
         """Cell: (*fields of the batch, in the order of `Source.fields`) -> (values, weights, points): `values` and
         `weights` tuples of float32 rows (B,), one per name in `self.terms` (rows, not a stacked table, so that a term
-        out of use costs no backward pass); `points` a tuple with one tensor of any shape per name in `self.points`."""
+        out of use costs no backward pass); `points` a tuple with one tensor of any shape per name in `self.points`.
+
+        `used`: the terms that count in the loss; None for all. One that does not, and is dear, may be left uncomputed: a row
+        of weight 0 throughout, which is reported as not measured."""
         ...
 
     def predictor(self, network: Any) -> Predict:

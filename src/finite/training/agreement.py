@@ -34,7 +34,10 @@ def same_settings(config: Config, workers: Workers) -> None:
 
 
 def tell_workers(config: Config, workers: Workers, console: Console) -> None:
-    """What several workers make of the batch and the learning rates. Raises UserError when there are too many."""
+    """What several workers make of the batch and the learning rates. Raises UserError when there are too many, or the loss can't be
+    shared."""
+    if workers.size > 1 and config.indivisible:
+        raise UserError(f"{workers.size} workers would train another loss than one: {config.indivisible}, or one worker")
     rows, local = config.training.batch_size, config.training.batch_norm == "local"
     least = 2 * workers.size if local else workers.size
     if workers.size > 1 and rows < least:

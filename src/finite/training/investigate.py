@@ -241,7 +241,7 @@ class Investigator:
                 out["grad_norm_limit"] = case.limits.norm
             if run.guard.norms:
                 out["grad_norm_usual"] = float(np.median(run.guard.norms))
-            out["terms"] = dict(zip(report.layout.terms, map(float, report.blocks["raw"])))
+            out["terms"] = {name: float(report.blocks["raw"][i]) for name, i in report.measured().items()}
             out["points"] = dict(zip(report.layout.points, map(float, report.blocks["point_largest"])))
         if case.batch is not None and finding.rows:
             row = finding.rows[0]

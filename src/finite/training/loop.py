@@ -249,7 +249,7 @@ class StageLoop:
             "verdict": verdict.kind, "rate": rate, "scale": scale}
         terms: dict[str, dict[str, float]] = {}
         if report is not None:
-            for i, name in enumerate(report.layout.terms):
+            for name, i in report.measured().items():
                 bounded = float(report.blocks["bounded"][i])
                 terms[name] = {"raw": float(report.blocks["raw"][i]), "bounded": bounded,
                                "weighted": self.stage.weights[name] * bounded}

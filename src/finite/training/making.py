@@ -36,6 +36,7 @@ def make_step(config: Config, task: Task, network: nn.Cell, computing: nn.Cell, 
     settings, balance = config.training, log_variances(network)
     average = WeightAverage(settings.average, [*trained, *running_statistics(network)]) if settings.average else None
     optimizer = RatedOptimizer(config.optimizer, trained, average, balance, settings.accumulate > 1)
-    given = (task.terms_cell(computing), optimizer, fields, task.terms, task.points, task.groups, settings.batch_size,
+    used = [name for name in task.terms if stage.weights.get(name)]
+    given = (task.terms_cell(computing, used), optimizer, fields, task.terms, task.points, task.groups, settings.batch_size,
              rules_of(config, stage), balance)
     return GuardedStep(*given) if workers.size == 1 else ParallelStep(*given, workers)

@@ -279,7 +279,7 @@ class DetectionTask:
         path = self.config.model.weights
         return [] if path is None else load_weights(network.backbone, path)
 
-    def terms_cell(self, network: Network) -> DetectionTerms:
+    def terms_cell(self, network: Network, used: Collection[str] | None = None) -> DetectionTerms:
         loss = self.config.loss
         return DetectionTerms(network, loss.label_smoothing, loss.box, loss.huber_delta)
 

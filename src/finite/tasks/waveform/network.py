@@ -5,6 +5,8 @@ its inverse; between them every coefficient pair is scaled and turned by what th
 (a mask in a learned basis: Luo and Mesgarani 2019, arXiv:1809.07454; complex ratio masks: Williamson et al. 2016). So an
 untrained network gives the noisy signal back, a little quieter, and training starts from there.
 
+Both matrices multiply in float32 whatever the precision: the signal itself goes through them, and they are cheap.
+
 All of it is convolution over frames: any length goes, and a long file can be cleaned in pieces (`context`).
 """
 
@@ -131,7 +133,7 @@ class Analysis(nn.Cell):
         shifted = ()
         for i in range(self.pieces):
             shifted += (padded[:, i : i + frames],)
-        return ops.matmul(ops.concat(shifted, 2), self.weight)
+        return ops.matmul(ops.cast(ops.concat(shifted, 2), mstype.float32), self.weight)
 
 
 class Synthesis(nn.Cell):
@@ -144,7 +146,7 @@ class Synthesis(nn.Cell):
         self.pads = tuple(ops.Pad(((0, 0), (i, self.pieces - 1 - i), (0, 0))) for i in range(self.pieces))
 
     def construct(self, coefficients):
-        frames = ops.matmul(coefficients, self.weight)
+        frames = ops.matmul(ops.cast(coefficients, mstype.float32), self.weight)
         total = self.pads[0](frames[:, :, : self.hop])
         for i in range(1, self.pieces):
             total = total + self.pads[i](frames[:, :, i * self.hop : (i + 1) * self.hop])

@@ -127,11 +127,16 @@ class Resolution(nn.Cell):
         return self.over(squares, used), ops.stop_gradient(self.over(powers, used)), self.over(logs, used) / count
 
 
+def counted(row, weight):
+    """The row (B,) where its weight is above 0, else 0."""
+    return ops.select(weight > 0, row, ops.zeros_like(row))
+
+
 class MultiResolutionStft(nn.Cell):
     """(estimate (B, L), target (B, L), samples (B,)) -> spectral convergence (B,), log magnitude (B,), float32.
 
     `samples` is how much of each row is signal, the rest being padding: only frames centred on signal count. The target has
-    no gradient. B may be any number.
+    no gradient. B may be any number. `weight` (B,), for `batch` alone: rows of weight 0 are no part of the batch.
 
     Args:
         resolutions: (fft, hop, window) in samples.
@@ -153,12 +158,14 @@ class MultiResolutionStft(nn.Cell):
             setattr(self, name, part)
             self.parts.append(part)
 
-    def construct(self, estimate, target, samples):
+    def construct(self, estimate, target, samples, weight=None):
         estimate, target = ops.cast(estimate, mstype.float32), ops.cast(target, mstype.float32)
         convergence, logs = 0.0, 0.0
         for part in self.parts:
             difference, power, log = part(estimate, target, samples)
             if self.whole_batch:
+                if weight is not None:
+                    difference, power = counted(difference, weight), counted(power, weight)
                 difference = ops.zeros_like(difference) + ops.sum(difference)
                 power = ops.zeros_like(power) + ops.sum(power)
             convergence = convergence + part.ratio(difference, power)

@@ -33,7 +33,7 @@ from finite.tasks.waveform.metrics import WaveformMetrics, merit
 from finite.tasks.waveform.network import POWER_EPS, Cleaner, Network, basis
 from finite.tasks.waveform.predicted import WaveformAnswers
 from finite.tasks.waveform.source import ALL, FOLDER, PAIR, Rules, WaveformSource
-from finite.tasks.waveform.terms import POINTS, TERMS, WaveformTerms
+from finite.tasks.waveform.terms import POINTS, SPECTRAL, TERMS, WaveformTerms
 
 #: Training clips that the statistics are taken from, evenly over the split.
 STATISTICS_CLIPS = 200
@@ -219,10 +219,11 @@ class WaveformTask:
     def start_weights(self, network: Network) -> list[str]:
         return []
 
-    def terms_cell(self, network: Any) -> WaveformTerms:
+    def terms_cell(self, network: Any, used: Collection[str] | None = None) -> WaveformTerms:
+        """See `finite.tasks.base.Task`: without a spectral term in use no spectrum is computed."""
         loss = self.config.loss
         return WaveformTerms(network, self.config.data.length, [(r.fft, r.hop, r.window) for r in loss.resolutions], loss.magnitude_eps,
-                             loss.log_eps, loss.ratio_eps, loss.ratio)
+                             loss.log_eps, loss.ratio_eps, loss.ratio, spectral=used is None or not SPECTRAL.isdisjoint(used))
 
     def predictor(self, network: Network) -> Predict:
         """See `finite.tasks.base.Task`: output `estimate` (B, L). It runs the same cell as the exported model does."""

@@ -12,6 +12,8 @@ from mindspore import dtype as mstype
 from finite.tasks.waveform.stft import PUBLISHED, MultiResolutionStft
 
 TERMS = ("waveform", "spectral_convergence", "log_magnitude")
+#: The terms that need the STFT, a fifth of a step even without their gradient.
+SPECTRAL = frozenset(TERMS[1:])
 #: Not the estimate: that of a silent batch is 0, and rightly so.
 POINTS = ("spectrum", "features", "mask")
 
@@ -21,22 +23,29 @@ class WaveformTerms(nn.Cell):
     and the key points (spectrum, features, mask).
 
     `waveform`: mean absolute difference of the samples. `spectral_convergence`, `log_magnitude`: see `stft`. What lies beyond
-    a row's `samples` is padding: the estimate is cut there, so that nothing the network does with padding counts.
+    a row's `samples` is padding: the estimate is cut there, so that nothing the network does with padding counts. Not `spectral`:
+    those two are left out, rows of weight 0.
     """
 
     def __init__(self, network: nn.Cell, length: int, resolutions: Sequence[tuple[int, int, int]] = PUBLISHED,
-                 magnitude_eps: float = 1e-6, log_eps: float = 1e-6, ratio_eps: float = 1e-6, ratio: str = "sample") -> None:
+                 magnitude_eps: float = 1e-6, log_eps: float = 1e-6, ratio_eps: float = 1e-6, ratio: str = "sample",
+                 spectral: bool = True) -> None:
         super().__init__(auto_prefix=False)
-        self.network = network
-        self.stft = MultiResolutionStft(resolutions, length, magnitude_eps, log_eps, ratio_eps, ratio)
+        self.network, self.spectral = network, spectral
+        if spectral:
+            self.stft = MultiResolutionStft(resolutions, length, magnitude_eps, log_eps, ratio_eps, ratio)
         self.places = Tensor(np.arange(length, dtype=np.float32)[None])
         self.ones = Tensor(np.ones((length, 1), np.float32))
 
     def construct(self, noisy, clean, samples, kind, weight):
         estimate, spectrum, features, mask = self.network(noisy)
         cut = self.cut(estimate, samples)
-        convergence, logs = self.stft(cut, clean, samples)
-        return (self.distance(cut, clean, samples), convergence, logs), (weight, weight, weight), (spectrum, features, mask)
+        distance = self.distance(cut, clean, samples)
+        if not self.spectral:
+            none = ops.zeros_like(weight)
+            return (distance, none, none), (weight, none, none), (spectrum, features, mask)
+        convergence, logs = self.stft(cut, clean, samples, weight)
+        return (distance, convergence, logs), (weight, weight, weight), (spectrum, features, mask)
 
     def cut(self, estimate, samples):
         """The estimate (B, L) in float32, 0 beyond its samples. `select` and not a product: 0 x Inf would be NaN."""

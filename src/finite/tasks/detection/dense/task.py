@@ -197,7 +197,7 @@ class DenseTask(DetectionTask):
             network.set_statistics(**self.statistics)
         return network
 
-    def terms_cell(self, network: DenseNetwork) -> DenseTerms:
+    def terms_cell(self, network: DenseNetwork, used: Collection[str] | None = None) -> DenseTerms:
         loss = self.config.loss
         return DenseTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta, loss.assignment)
 
