@@ -25,7 +25,7 @@ SIDE = 6.0
 LEAST = 0.1
 #: Added to areas in denominators, px^2.
 EPSILON = 1e-7
-#: Value of a location in the middle of an object: it decides where nothing overlaps, and nowhere else.
+#: Value of a location in the middle of an object: it decides where nothing overlaps, and hardly anywhere else.
 NEAR = 1e-12
 
 
@@ -93,7 +93,7 @@ class Assignment(nn.Cell):
 class Atss(Assignment):
     """As `Assignment`, by position alone: of each map the `NEAREST` locations to the object's middle are looked at, each as a square
     of `SIDE` strides; those learn it whose square overlaps it by at least the mean of these overlaps and their deviation. If none
-    does, the one that overlaps most. A location wanted by several objects takes the one that its square overlaps most (of two that
+    does, those that overlap most. A location wanted by several objects takes the one that its square overlaps most (of two that
     share all their locations one may go without). The answer asked for is the IoU of the location's own box.
     """
 
