@@ -4,13 +4,13 @@ Pre-processing (the scaling of colours) and the scaling of boxes back to pixels 
 hands over a letterboxed RGB picture and gets probabilities and boxes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from finite.data.letterbox import PADDING
-from finite.tasks.base import Predict, Source
+from finite.tasks.base import Model, Predict, Source
 from finite.tasks.detection.network import Network, Predictor
 
 INPUT = "image"
@@ -44,6 +44,9 @@ class DetectionExport:
         planes = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2)).astype(np.float32)
         outputs = predict({INPUT: planes})
         return {name: outputs[name] for name in OUTPUTS}
+
+    def predictor(self, model: Model) -> Predict:
+        return lambda batch: model(pictures(batch))
 
     def notes(self) -> dict[str, Any]:
         return {"classes": self.classes}
@@ -80,6 +83,11 @@ class DetectionExport:
 
     def usage(self) -> str:
         return usage(self.size)
+
+
+def pictures(batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A batch's images, unaugmented, as the files take them: uint8 (B, S, S, 3)."""
+    return np.rint(batch["image"].transpose(0, 2, 3, 1)).astype(np.uint8)
 
 
 def drawn(size: int, count: int = 16) -> np.ndarray:
