@@ -100,15 +100,8 @@ def drawn(size: int, count: int = 16) -> np.ndarray:
     return images
 
 
-def usage(size: int) -> str:
-    """README.md: what the files are, and a program that uses them."""
-    return f'''# The exported detector
-
-- `model.onnx` and `model.mindir` are the same network: picture in, class probabilities and box out. The number of
-  pictures per call is free. Colours are scaled and boxes turned into pixels inside.
-- `model.json` tells classes, shapes, the letterbox rule, and how exactly the files agree with the checkpoint.
-
-Find the object in a picture with onnxruntime (`pip install onnxruntime pillow numpy`; start it in this folder as
+#: How the README's program begins: from a photograph to the letterboxed `canvas`.
+PROGRAM = '''with onnxruntime (`pip install onnxruntime pillow numpy`; start it in this folder as
 `python use.py photo.jpg`):
 
 ```python
@@ -126,7 +119,18 @@ small = photo.resize([max(1, round(side * scale)) for side in photo.size], Image
 left, top = (size - small.width) // 2, (size - small.height) // 2
 canvas = Image.new("RGB", (size, size), tuple(model["letterbox"]["padding"]))
 canvas.paste(small, (left, top))
+'''
 
+
+def usage(size: int) -> str:
+    """README.md: what the files are, and a program that uses them."""
+    return f'''# The exported detector
+
+- `model.onnx` and `model.mindir` are the same network: picture in, class probabilities and box out. The number of
+  pictures per call is free. Colours are scaled and boxes turned into pixels inside.
+- `model.json` tells classes, shapes, the letterbox rule, and how exactly the files agree with the checkpoint.
+
+Find the object in a picture {PROGRAM}
 probabilities, boxes = session.run(["probabilities", "boxes"], {{"image": np.asarray(canvas)[None]}})
 best = int(probabilities[0].argmax())
 box = (boxes[0] - [left, top, left, top]) / scale  # xmin, ymin, xmax, ymax in pixels of the photo

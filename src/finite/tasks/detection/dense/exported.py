@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from finite.tasks.base import Model, Predict, Source
 from finite.tasks.detection.dense.network import DenseNetwork, DensePredictor
 from finite.tasks.detection.dense.nms import LOWEST, MOST, detections
-from finite.tasks.detection.exported import INPUT, DetectionExport, pictures
+from finite.tasks.detection.exported import INPUT, PROGRAM, DetectionExport, pictures
 
 OUTPUTS = ("scores", "boxes")
 #: Objects of two answers are the same if they are of one class, and no coordinate (px) and no score differs by more.
@@ -121,32 +121,14 @@ class DenseExport:
         return USAGE
 
 
-USAGE = '''# The exported detector
+USAGE = f'''# The exported detector
 
 - `model.onnx` and `model.mindir` are the same network: pictures in, scores and boxes of all locations out. The number of pictures
   per call is free. Colours are scaled and boxes turned into pixels inside. `model.onnx` suppresses doubles as well (`selected`).
 - `model.json` tells classes, shapes, the letterbox rule, thresholds, and how exactly the files agree with the checkpoint.
 
-Find the objects of a picture with onnxruntime (`pip install onnxruntime pillow numpy`; start it in this folder as
-`python use.py photo.jpg`):
-
-```python
-import json, sys
-import numpy as np, onnxruntime
-from PIL import Image, ImageOps
-
-model = json.load(open("model.json"))
-session = onnxruntime.InferenceSession("model.onnx")
-size = model["letterbox"]["size"]
-
-photo = ImageOps.exif_transpose(Image.open(sys.argv[1])).convert("RGB")
-scale = size / max(photo.size)
-small = photo.resize([max(1, round(side * scale)) for side in photo.size], Image.Resampling.BILINEAR)
-left, top = (size - small.width) // 2, (size - small.height) // 2
-canvas = Image.new("RGB", (size, size), tuple(model["letterbox"]["padding"]))
-canvas.paste(small, (left, top))
-
-outputs = session.run(["scores", "boxes", "selected"], {"image": np.asarray(canvas)[None]})
+Find the objects of a picture {PROGRAM}
+outputs = session.run(["scores", "boxes", "selected"], {{"image": np.asarray(canvas)[None]}})
 scores, boxes, selected = outputs
 for _, label, place in sorted(selected.tolist(), key=lambda found: -scores[0, found[2], found[1]]):
     box = (boxes[0, place] - [left, top, left, top]) / scale  # xmin, ymin, xmax, ymax in pixels of the photo
