@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
+
+import made_set
 
 VERSION = 2  # raise it when the drawing changes: folders made by another version are drawn again
 CLASSES = ("circle", "ring", "triangle", "cross", "bar")
@@ -252,7 +253,7 @@ def split_of(images: int, only: str | None) -> list[str]:
 
 
 def write_set(folder: Path, seed: int, images: int, only: str | None, maker: "Maker") -> None:
-    """Draw the whole set into `folder` (which exists and is empty): images/, annotations/, made_by.json."""
+    """Draw the whole set into `folder` (which exists and is empty): images/, annotations/."""
     (folder / "images").mkdir()
     (folder / "annotations").mkdir()
     categories = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, start=1)]
@@ -265,7 +266,6 @@ def write_set(folder: Path, seed: int, images: int, only: str | None, maker: "Ma
         part["annotations"] += notes
     for split, part in parts.items():
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(part))
-    (folder / "made_by.json").write_text(json.dumps(recipe(seed, images, only, maker), indent=2) + "\n")
 
 
 def draw_files(folder: Path, seed: int, images: int, maker: "Maker") -> Iterator[tuple[dict, list[dict]]]:
@@ -311,49 +311,13 @@ def recipe(seed: int, images: int, only: str | None, maker: Maker = SHAPES) -> d
     return {"made_by": maker.program, "version": maker.version, "seed": seed, "images": images, "split": only}
 
 
-def state_of(folder: Path, wanted: dict) -> str:
-    """"same": the whole set of the recipe `wanted`; "ours": another or a damaged set and nothing else; or "foreign"."""
-    ours = re.compile(r"made_by\.json|images/\d{5}\.(jpg|png)|annotations/instances_(train|validation|test)\.json")
-    try:
-        made_by = json.loads((folder / "made_by.json").read_text())
-    except (OSError, ValueError):
-        return "foreign"
-    if not isinstance(made_by, dict) or made_by.get("made_by") != wanted["made_by"]:
-        return "foreign"
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
-    if not all(map(ours.fullmatch, files)):
-        return "foreign"
-    whole = len(files) == 1 + wanted["images"] + (1 if wanted["split"] else len(SPLITS))
-    return "same" if made_by == wanted and whole else "ours"
-
-
 def make(out: Path, seed: int, images: int, only: str | None = None, maker: Maker = SHAPES) -> str:
-    """Make the set at `out`, or leave it if it is there already; returns a line that says which.
-
-    Drawn in a folder beside it and renamed at the end: `out` is never half a set. ValueError if `out` is in the way.
-    """
-    wanted, out = recipe(seed, images, only, maker), out.resolve()
-    state = state_of(out, wanted)
-    if state == "same":
-        return f"{out}: {images} images of seed {seed} are there already, nothing to draw"
-    if state == "foreign" and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} holds files that this program did not draw: move it, or choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part, old = (out.with_name(f"{out.name}.{word}-{os.getpid()}") for word in ("part", "old"))
-    part.mkdir()
-    try:
-        write_set(part, seed, images, only, maker)
-        if state == "ours":
-            out.rename(old)
-        try:
-            part.rename(out)
-        except OSError:  # another process was faster; the same set is as good
-            if state_of(out, wanted) != "same":
-                raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-    return f"{out}: drew {images} images of seed {seed} ({', '.join(CLASSES)})"
+    """Make the set at `out`, or leave it if it is there already; returns a line that says which. ValueError if `out` is in the way."""
+    out, ours = out.resolve(), re.compile(r"made_by\.json|images/\d{5}\.(jpg|png)|annotations/instances_(train|validation|test)\.json")
+    count = 1 + images + (1 if only else len(SPLITS))
+    if made_set.make(out, recipe(seed, images, only, maker), ours, count, lambda folder: write_set(folder, seed, images, only, maker)):
+        return f"{out}: drew {images} images of seed {seed} ({', '.join(CLASSES)})"
+    return f"{out}: {images} images of seed {seed} are there already, nothing to draw"
 
 
 def main(arguments: list[str] | None = None, maker: Maker = SHAPES, about: str = __doc__, images: int = 6000) -> int:
@@ -366,15 +330,7 @@ def main(arguments: list[str] | None = None, maker: Maker = SHAPES, about: str =
     options = parser.parse_args(arguments)
     if not 20 <= options.images <= 99999 or not 0 <= options.seed < 2**63:
         parser.error("--images must be 20 to 99999, --seed 0 or more (below 2^63)")
-    try:
-        print(make(options.out, options.seed, options.images, options.split, maker))
-    except (ValueError, OSError) as error:
-        print(f"{maker.program}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{maker.program}: stopped; {options.out} is as it was", file=sys.stderr)
-        return 130
-    return 0
+    return made_set.tell(maker.program, options.out, lambda: make(options.out, options.seed, options.images, options.split, maker))
 
 
 if __name__ == "__main__":

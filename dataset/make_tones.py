@@ -9,15 +9,14 @@ validation and test. Clip i of seed s is a pure function of (s, i). Needs only n
 """
 
 import argparse
-import json
-import os
 from pathlib import Path
 import re
-import shutil
 import sys
 import wave
 
 import numpy as np
+
+import made_set
 
 VERSION = 1  # raise it when the synthesis changes: folders made by another version are made again
 RATE = 8000  # samples a second
@@ -111,7 +110,6 @@ def write_set(folder: Path, seed: int, clips: int) -> None:
             file.setsampwidth(2)
             file.setframerate(RATE)
             file.writeframes(synthesise(seed, index).tobytes())
-    (folder / "made_by.json").write_text(json.dumps(recipe(seed, clips)) + "\n")
 
 
 def recipe(seed: int, clips: int) -> dict:
@@ -119,46 +117,12 @@ def recipe(seed: int, clips: int) -> dict:
     return {"made_by": "make_tones.py", "version": VERSION, "seed": seed, "clips": clips}
 
 
-def state_of(folder: Path, wanted: dict) -> str:
-    """"same": the whole set of the recipe `wanted`; "ours": another or a damaged set and nothing else; or "foreign"."""
-    ours = re.compile(rf"made_by\.json|({'|'.join(SPLITS)})/\d{{5}}-({'|'.join(KINDS)})\.wav")
-    try:
-        made_by = json.loads((folder / "made_by.json").read_text())
-    except (OSError, ValueError):
-        return "foreign"
-    files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()]
-    if not isinstance(made_by, dict) or made_by.get("made_by") != wanted["made_by"] or not all(map(ours.fullmatch, files)):
-        return "foreign"
-    return "same" if made_by == wanted and len(files) == 1 + wanted["clips"] else "ours"
-
-
 def make(out: Path, seed: int, clips: int) -> str:
-    """Make the set at `out`, or leave it if it is there already; returns a line that says which.
-
-    Made in a folder beside it and renamed at the end: `out` is never half a set. ValueError if `out` is in the way.
-    """
-    wanted, out = recipe(seed, clips), out.resolve()
-    state = state_of(out, wanted)
-    if state == "same":
-        return f"{out}: {clips} clips of seed {seed} are there already, nothing to make"
-    if state == "foreign" and out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ValueError(f"{out} holds files that this program did not make: move it, or choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part, old = (out.with_name(f"{out.name}.{word}-{os.getpid()}") for word in ("part", "old"))
-    part.mkdir()
-    try:
-        write_set(part, seed, clips)
-        if state == "ours":
-            out.rename(old)
-        try:
-            part.rename(out)
-        except OSError:  # another process was faster; the same set is as good
-            if state_of(out, wanted) != "same":
-                raise
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-    return f"{out}: made {clips} clips of seed {seed} ({', '.join(KINDS)})"
+    """Make the set at `out`, or leave it if it is there already; returns a line that says which. ValueError if `out` is in the way."""
+    out, ours = out.resolve(), re.compile(rf"made_by\.json|({'|'.join(SPLITS)})/\d{{5}}-({'|'.join(KINDS)})\.wav")
+    if made_set.make(out, recipe(seed, clips), ours, 1 + clips, lambda folder: write_set(folder, seed, clips)):
+        return f"{out}: made {clips} clips of seed {seed} ({', '.join(KINDS)})"
+    return f"{out}: {clips} clips of seed {seed} are there already, nothing to make"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -169,15 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 30 <= options.clips <= 99999 or not 0 <= options.seed < 2**63:
         parser.error("--clips must be 30 to 99999, --seed 0 or more (below 2^63)")
-    try:
-        print(make(options.out, options.seed, options.clips))
-    except (ValueError, OSError) as error:
-        print(f"make_tones.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"make_tones.py: stopped; {options.out} is as it was", file=sys.stderr)
-        return 130
-    return 0
+    return made_set.tell("make_tones.py", options.out, lambda: make(options.out, options.seed, options.clips))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,14 @@ def draw_set(root: Path, counts: dict[str, int] = IMAGES, names: tuple[str, ...]
     return root
 
 
+def flat(figures, prefix: str = "") -> dict[str, float]:
+    """The numbers in nested figures, by their path."""
+    if not isinstance(figures, (dict, list)):
+        return {prefix: figures} if isinstance(figures, (int, float)) else {}
+    items = figures.items() if isinstance(figures, dict) else enumerate(figures)
+    return {name: value for key, part in items for name, value in flat(part, f"{prefix}/{key}").items()}
+
+
 def small_config(root: Path, **data) -> Config:
     values = settings.load(None).model_dump(mode="json")
     values["data"] |= {"root": str(root), **data}

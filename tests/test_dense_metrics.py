@@ -1,7 +1,12 @@
 """Figures of the dense head on cases whose answers are known by hand; crowds, difficult objects, merging, confusion."""
 
+import contextlib
+import io
+
 import numpy as np
 import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
 
 from finite.tasks.detection.dense.metrics import DenseMetrics, merit
 
@@ -121,6 +126,42 @@ def test_merging_gives_what_one_pass_gives():
     assert parts[0].compute() == whole.compute()
     with pytest.raises(ValueError, match="other classes"):
         whole.merge(DenseMetrics(["cat"], 0.25))
+
+
+def plain_coco(truths, answers) -> np.ndarray:
+    """What pycocotools itself says (its first 12 figures, with its own settings) of images of (label, box, ignored) and (label, box,
+    score), written as its users write them: no code of ours but the corners' subtraction."""
+    notes = [{"id": n, "image_id": image, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0], "area": (x1 - x0) * (y1 - y0),
+              "iscrowd": int(bool(ignored))}
+             for n, (image, (label, (x0, y0, x1, y1), ignored)) in enumerate(((i, o) for i, objects in enumerate(truths) for o in objects), 1)]
+    results = [{"image_id": image, "category_id": label, "bbox": [x0, y0, x1 - x0, y1 - y0], "score": score}
+               for image, objects in enumerate(answers) for label, (x0, y0, x1, y1), score in objects]
+    truth = COCO()
+    truth.dataset = {"images": [{"id": i} for i in range(len(truths))], "annotations": notes, "categories": [{"id": 0}, {"id": 1}]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth.createIndex()
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return evaluation.stats
+
+
+def test_crowds_and_sizes_are_judged_as_pycocotools_judges_them():
+    rng, truths, answers = np.random.default_rng(7), [], []
+    for _ in range(12):
+        sides = rng.integers(10, 130, (5, 2))
+        corner = rng.integers(0, 100, (5, 2))
+        objects = [(int(rng.integers(2)), (*map(float, c), *map(float, c + s)), 2 * int(rng.random() < 0.3)) for c, s in zip(corner, sides)]
+        scores = rng.permutation(1000)[:12] / 1000 + 0.0005  # no two alike
+        near = [(label, tuple(map(float, np.add(box, rng.integers(-4, 5, 4))))) for label, box, _ in objects for _ in (0, 1)]
+        near += [(int(rng.integers(2)), (5.0, 5.0, 25.0, 30.0)) for _ in range(2)]
+        truths.append(objects)
+        answers.append(sorted(((label, box, float(score)) for (label, box), score in zip(near, scores)), key=lambda o: -o[2]))
+    result, stats = figures(found(*answers, most=12), batch(*truths, places=5)), plain_coco(truths, answers)
+    assert sum(ignored == 2 for objects in truths for _, _, ignored in objects) > 8 and 0.2 < stats[0] < 0.9
+    mine = [result["map"], result["map50"], *(result["per_size"][name]["map"] for name in ("small", "medium", "large"))]
+    assert mine == pytest.approx([stats[0], stats[1], *stats[3:6]], abs=1e-6)
 
 
 def test_merit_is_the_share_of_right_objects():

@@ -85,12 +85,26 @@ def test_onnx_holds_suppression_as_the_standard_operator_and_finds_what_the_chec
     trained = open_trained(exported, Console())
     images = drawn(SIZE, 5)
     mine = trained.scorer(5).predict({"image": images.transpose(0, 3, 1, 2).astype(np.float32)})
-    theirs = trained.task.exported().selected(formats.read_onnx(exported.export / "model.onnx")(images))
+    theirs = trained.task.exported().objects(formats.read_onnx(exported.export / "model.onnx")(images), 0.25)
     sure = [(mine["labels"][row] >= 0) & (mine["scores"][row] >= 0.25) for row in range(5)]
     assert sum(map(sum, sure)) > 5
     for row in range(5):
         assert mine["labels"][row][sure[row]].tolist() == theirs["labels"][row][theirs["labels"][row] >= 0].tolist()
         np.testing.assert_allclose(mine["boxes"][row][sure[row]], theirs["boxes"][row][: sure[row].sum()], atol=0.05)
+
+
+def test_the_least_score_of_the_onnx_file_can_be_set_for_a_call(exported):
+    images = drawn(SIZE, 3)
+    counts = [len(formats.read_onnx(exported.export / "model.onnx", others)(images)["selected"])
+              for others in (None, {"least": np.float32([0.25])}, {"least": np.float32([0.01])}, {"least": np.float32([0.9])})]
+    assert counts[0] == counts[1] > 0 and counts[2] > counts[0] and counts[3] < counts[0]
+
+
+def test_an_answer_of_a_file_that_is_not_finite_is_marked_as_the_checkpoints_is(exported):
+    answers = open_trained(exported, Console()).task.exported()
+    outputs = {"scores": np.full((2, 5, 2), 0.5, np.float32), "boxes": np.zeros((2, 5, 4), np.float32), "selected": np.zeros((0, 3), np.int64)}
+    outputs["scores"][1, 2, 0] = np.nan
+    assert answers.objects(outputs, 0.01)["labels"][:, 0].tolist() == [-1, -2]
 
 
 def test_files_that_find_other_objects_are_refused(exported, monkeypatch):

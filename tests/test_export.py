@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from finite import export, formats
+from finite import evaluate, export, formats
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.predict import predict
 from finite.tasks.detection.exported import OUTPUTS, drawn
 from finite.trained import open_trained
 from onnx import TensorProto, helper, numpy_helper
-from small_run import CLASSES, SIZE, draw_set, make_run, small_config, weights
+from small_run import CLASSES, SIZE, draw_set, flat, make_run, small_config, weights
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +126,51 @@ def test_a_nan_in_one_picture_reaches_the_difference():
 
     found = export.differences(model, images, reference)
     assert found["probabilities"] == 0 and np.isnan(found["boxes"])
+
+
+# ---- scored ----------------------------------------------------------------------------------------------------------
+
+
+def test_exported_files_have_the_figures_of_the_checkpoint_and_lie_beside_its(exported, capsys):
+    for kind in (None, "onnx", "mindir"):
+        evaluate.evaluate(exported, None, Console(), kind=kind)
+    folder = exported.path / "evaluations"
+    mine, *others = (json.loads((folder / name / "metrics.json").read_text()) for name in ("test", "onnx/test", "mindir/test"))
+    assert mine["mean_iou"] > 0 and [other["exported"] for other in others] == ["model.onnx", "model.mindir"]
+    for other in others:
+        assert flat(other) == pytest.approx(flat(mine), abs=1e-5) and other["checkpoint"] == mine["checkpoint"]
+    assert "model.mindir of step 12" in capsys.readouterr().out
+
+
+def test_another_folder_is_scored_by_the_file_alone(exported, tmp_path, monkeypatch):
+    """The checkpoint's network is not asked."""
+    monkeypatch.setattr("finite.tasks.detection.task.DetectionTask.predictor", lambda *_: None)
+    evaluate.evaluate(exported, draw_set(tmp_path / "more", {"test": 3}), Console(), kind="onnx")
+    metrics = json.loads((exported.path / "evaluations" / "onnx" / "more" / "metrics.json").read_text())
+    assert metrics["images"] == 3 and metrics["mean_iou"] > 0
+
+
+def test_a_file_that_is_missing_altered_or_of_another_checkpoint_is_not_scored(exported, tmp_path):
+    run = make_run(tmp_path / "run", small_config(exported.path.parents[1] / "data"))
+    model = json.loads((exported.export / "model.json").read_text())
+
+    def refused(words):
+        with pytest.raises(UserError, match=words):
+            evaluate.evaluate(run, None, Console(), kind="onnx")
+
+    refused("model.json: missing; write it with `python main.py export")
+    run.export.mkdir()
+    (run.export / "model.json").write_text(json.dumps(model))
+    refused("model.onnx: missing")
+    (run.export / "model.onnx").write_bytes((exported.export / "model.onnx").read_bytes())
+    model["checkpoint"] |= {"sha256": "0" * 64, "step": 7}
+    (run.export / "model.json").write_text(json.dumps(model))
+    refused("of the checkpoint of step 7, the best one now is of step 12")
+    (run.export / "model.onnx").write_bytes(b"an altered file")
+    refused("not the file that model.json tells of")
+    (run.export / "model.json").write_text("{}")
+    refused("model.json: damaged")
+    assert not (run.path / "evaluations").exists()
 
 
 # ---- the graph -------------------------------------------------------------------------------------------------------

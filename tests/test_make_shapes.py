@@ -252,7 +252,7 @@ def test_a_folder_with_files_of_somebody_else_is_refused_and_untouched(tmp_path,
     (out / "notes.txt").write_text("mine")
     before = hashes(out)
     assert make_shapes.main(["--out", str(out), "--images", "20", "--seed", "2"]) == 2
-    assert "did not draw" in capsys.readouterr().err
+    assert "did not make" in capsys.readouterr().err
     assert hashes(out) == before and [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 

@@ -1,6 +1,7 @@
 """Prediction on pictures: pure lines on stdout, boxes in the picture's own pixels, and no picture of the user touched."""
 
 import json
+import re
 from pathlib import Path
 
 import finite.tasks.detection.predicted as module
@@ -9,7 +10,7 @@ import pytest
 from finite.errors import UserError
 from finite.monitor.console import Console
 from finite.predict import names_apart, predict
-from finite.tasks.detection.predicted import DetectionAnswers, View, answers
+from finite.tasks.detection.predicted import DetectionAnswers, View, viewed
 from PIL import Image
 from small_run import CLASSES, draw_set, make_run, small_config, weights
 
@@ -91,16 +92,28 @@ def test_the_answer_does_not_depend_on_the_batch(run, photos, capsys, monkeypatc
         np.testing.assert_allclose(a["box"], b["box"], atol=0.02)
 
 
-def test_a_batch_that_is_not_full_costs_no_other_compilation(photos):
-    views = [View.of(photos / f"test-{i}.png", photos, 32) for i in range(3)]
+def test_a_batch_that_is_not_full_costs_no_other_compilation(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 4)
+    files = [(photos / name, photos) for name in ("test-0.png", "test-1.png", "gone", "test-2.png", "gone", "test-3.png", "gone", "gone")]
     shapes = []
 
     def network(fields):
         shapes.append(fields["image"].shape)
         return {"probabilities": np.zeros((4, 2)), "boxes": np.arange(16).reshape(4, 4)}
 
-    assert [box[0] for _, box in answers(network, views, 4)] == [0, 4, 8] and shapes == [(4, 3, 32, 32)]
-    assert answers(network, [], 4) == [] and len(shapes) == 1
+    found = list(viewed(network, files, 32))
+    told = [(item[0].path.name, item[1]["boxes"][0]) for item in found if not isinstance(item, str)]
+    assert told == [("test-0.png", 0), ("test-1.png", 4), ("test-2.png", 8), ("test-3.png", 0)] and len(found) == 8
+    assert shapes == [(4, 3, 32, 32)] * 2
+    assert all(isinstance(item, str) for item in viewed(network, [(photos / "gone", photos)] * 5, 32)) and len(shapes) == 2
+
+
+def test_the_speed_is_told_of_what_comes_after_the_first_files(run, photos, capsys, monkeypatch):
+    predict(run, [photos], None, Console(stderr=True))
+    assert "a second" not in capsys.readouterr().err
+    monkeypatch.setattr("finite.predict.SHARE", 2)
+    predict(run, [photos], None, Console(stderr=True))
+    assert re.search(r"6 pictures drawn in .*, [\d.]+ a second after the first 2\n", capsys.readouterr().err)
 
 
 def test_boxes_belong_to_the_upright_picture(run, photos, tmp_path, capsys):

@@ -8,6 +8,7 @@ import pytest
 import soundfile
 from finite import export
 from finite.errors import UserError
+from finite.evaluate import evaluate
 from finite.monitor.console import Console
 from finite.predict import predict
 from finite.tasks.waveform.metrics import WaveformMetrics, merit, si_sdr, signal_of, spectrum, wiener
@@ -15,6 +16,7 @@ from finite.tasks.waveform.network import Analysis, Synthesis, basis
 from finite.tasks.waveform.predicted import Pieces, WaveformAnswers
 from finite.tasks.waveform.task import WaveformTask
 from mindspore import Tensor
+from small_run import flat
 from small_sound import CONFIG, LENGTH, make_run, noise
 
 ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -121,6 +123,21 @@ def test_the_exported_files_agree_with_the_checkpoint_and_their_readme_runs(run,
     told = subprocess.run([sys.executable, "-c", program, str(tmp_path / "a.wav"), str(tmp_path / "b.wav")], cwd=run.export, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert len(soundfile.read(tmp_path / "b.wav")[0]) == 2500
+
+
+def test_exported_files_have_the_figures_of_the_checkpoint(run, tmp_path):
+    if not (run.export / "model.json").exists():
+        export.export(run, Console())
+    (tmp_path / "clips").mkdir()
+    for number in range(3):
+        soundfile.write(tmp_path / "clips" / f"{number}.wav", 0.3 * np.sin(0.1 * (number + 1) * np.arange(3 * LENGTH)), 8000)
+    for kind in (None, "onnx", "mindir"):
+        evaluate(run, tmp_path / "clips", Console(), kind=kind)
+    folder = run.path / "evaluations"
+    mine, *others = (json.loads((folder / name / "metrics.json").read_text()) for name in ("clips", "onnx/clips", "mindir/clips"))
+    assert mine["clips"] == 3 and mine["si_sdr_gain"] is not None
+    for other in others:
+        assert flat(other) == pytest.approx(flat(mine), abs=1e-3)
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def _evaluate(args: argparse.Namespace, console: "Console") -> int | None:
     from finite.training.parallel import joined
 
     with joined(config.load(run.config)) as workers:
-        evaluate(run, args.data, console, workers)
+        evaluate(run, args.data, console, workers, args.export)
     return None
 
 
@@ -326,12 +326,15 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = verb(
         "evaluate", _evaluate, "score a run",
-        "Score the best checkpoint of a run on its test split, or on another folder.",
+        "Score the best checkpoint of a run, or a file exported from it, on its test split,\n"
+        "or on another folder.",
         "  python main.py evaluate runs/20250131-120000\n"
+        "  python main.py evaluate runs/20250131-120000 --export onnx\n"
         "  python main.py evaluate runs/20250131-120000 --data more/photos",
     )
     evaluate.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     evaluate.add_argument("--data", type=Path, metavar="DIR", help="other annotated data to score")
+    evaluate.add_argument("--export", choices=("onnx", "mindir"), help="score the exported file instead of the checkpoint")
 
     predict = verb(
         "predict", _predict, "answer pictures, or clean sound",

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from finite.errors import UserError
+from finite.export import read_back
 from finite.monitor.console import Console
 from finite.monitor.text import count
 from finite.pictures import extras, png, sheets
 from finite.run import RunFolder, write_bytes, write_json
-from finite.tasks.base import Source, Sources, Task
+from finite.tasks.base import Predict, Source, Sources, Task
 from finite.trained import Trained, open_trained
 from finite.training import checkpoint
 from finite.training.parallel import ALONE, Workers
@@ -47,13 +48,18 @@ def finish(trained: Trained, sources: Sources, console: Console, workers: Worker
     return metrics
 
 
-def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Workers = ALONE) -> None:
-    """Score a run on its own test split, or on all samples of the folder `data` that it was not trained on.
+def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Workers = ALONE, kind: str | None = None) -> None:
+    """Score a run on its own test split, or on all samples of the folder `data` that it was not trained on: its checkpoint, or
+    the exported file of a kind ("onnx" or "mindir").
 
     Writes metrics.json and pictures into a folder below RUN/evaluations. Raises UserError when the data can't be read,
-    or no longer is what the run was trained on, or holds nothing that the run can be scored on.
+    or no longer is what the run was trained on, or holds nothing that the run can be scored on; and for an exported file that is
+    missing, altered or of another checkpoint.
     """
     trained = open_trained(run, console)
+    predict, base = None, run.path / "evaluations"
+    if kind is not None:
+        predict, base = read_back(trained, kind), base / kind
     words = WORDS[trained.config.kind]
     if data is None:
         sources = workers.first_before_others(lambda: trained.task.data(run.data))
@@ -61,7 +67,7 @@ def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Worke
         source: Source = sources.test if overfit is None else only_first(sources, overfit).test
         if not len(source):
             raise UserError(f"{run.path}: has no test {words.samples}; give a folder with --data")
-        what, folder = {"split": "test"}, run.path / "evaluations" / "test"
+        what, folder = {"split": "test"}, base / "test"
     else:
         source, found = workers.first_before_others(lambda: trained.task.source(data, seen(run)))
         console.line(f"{data}: {count(found[words.samples], words.sample)} ({found['format']})")
@@ -69,10 +75,12 @@ def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Worke
             console.note(f"{count(samples, words.sample)} left out: {reason}")
         place = str(data.resolve())
         what = {"split": "all", "data": place}
-        folder = workers.from_first(lambda: free_folder(run.path / "evaluations", place))
-    scored = score(trained, source, workers)
+        folder = workers.from_first(lambda: free_folder(base, place))
+    scored = score(trained, source, workers, predict)
     if not workers.first:
         return
+    if kind is not None:
+        what["exported"] = f"model.{kind}"
     samples = scored.metrics.pop(words.samples)
     metrics = {"split": what.pop("split"), words.samples: samples, **scored.metrics, **what, "checkpoint": trained.origin()}
     write_pictures(trained.task, scored, trained.config.seed, folder / "pictures")
@@ -111,9 +119,11 @@ def free_folder(base: Path, data: str) -> Path:
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def score(trained: Trained, source: Source, workers: Workers = ALONE) -> Scored:
-    """Run the checkpoint over a whole source."""
-    scored = trained.scorer(trained.config.training.batch_size, workers).scored(source)
+def score(trained: Trained, source: Source, workers: Workers = ALONE, predict: Predict | None = None) -> Scored:
+    """Run the checkpoint, or what stands for it, over a whole source."""
+    scorer = trained.scorer(trained.config.training.batch_size, workers)
+    scorer.predict = predict or scorer.predict
+    scored = scorer.scored(source)
     return replace(scored, metrics=ordered(scored.metrics, WORDS[trained.config.kind]))
 
 
@@ -148,7 +158,7 @@ def tell(metrics: Mapping[str, Any], words: Words, console: Console) -> None:
     made = metrics["checkpoint"]
     where = f"{metrics['data']}" if "data" in metrics else f"{metrics['split']} split"
     console.table(
-        f"{where}, checkpoint of step {made['step']} (stage {made['stage']})",
+        f"{where}, {metrics.get('exported', 'checkpoint')} of step {made['step']} (stage {made['stage']})",
         ["", words.samples, *words.figures.values()],
         [[name, part[words.samples], *(part[figure] for figure in words.figures)] for name, part in groups.items()],
     )

@@ -6,6 +6,7 @@ checkpoint on validation samples, and moved into the run's folder only when they
 
 from collections.abc import Mapping
 import hashlib
+import json
 from pathlib import Path
 import tempfile
 from typing import Any
@@ -14,10 +15,9 @@ import numpy as np
 
 from finite import formats
 from finite.errors import UserError
-from finite.formats import Model
 from finite.monitor.console import Console
 from finite.run import RunFolder, environment, write_bytes, write_json, write_text
-from finite.tasks.base import Completed, Exported, Source
+from finite.tasks.base import Completed, Exported, Model, Predict, Source
 from finite.trained import Trained, open_trained
 from finite.words import WORDS
 
@@ -69,6 +69,30 @@ def write(trained: Trained, validation: Source | None, console: Console) -> None
     worst = {name: max(parity[kind][name] for kind in ("mindir", "onnx")) for name in exported.outputs}
     told = " and ".join(f"{worst[name]:.1g} {unit}" for name, unit in exported.units.items())
     console.line(f"exported to {folder}: on {len(samples)} {origin} MINDIR and ONNX differ from the checkpoint by at most {told}")
+
+
+def read_back(trained: Trained, kind: str) -> Predict:
+    """The exported file of a kind ("onnx" or "mindir") in the place of the checkpoint that it was made of.
+
+    Raises UserError when it is missing, altered, or made of another checkpoint than the one that is scored now.
+    """
+    exported, folder = trained.task.exported(), trained.run.export
+    path, again = folder / f"model.{kind}", f"write it with `python main.py export {trained.run.path}`"
+    try:
+        told, data = json.loads((folder / "model.json").read_text()), path.read_bytes()
+        wanted, made_of = told["files"][path.name]["sha256"], told["checkpoint"]
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: missing; {again}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'model.json'}: damaged; {again}") from error
+    if hashlib.sha256(data).hexdigest() != wanted:
+        raise UserError(f"{path}: not the file that model.json tells of; {again}")
+    if made_of["sha256"] != trained.origin()["sha256"]:
+        raise UserError(f"{path}: made of the checkpoint of step {made_of['step']}, the best one now is of step {trained.origin()['step']}; "
+                        f"{again}")  # fmt: skip
+    if kind == "mindir":
+        return exported.predictor(formats.read_mindir(path, exported.outputs))
+    return exported.predictor(formats.read_onnx(path, exported.scoring if isinstance(exported, Completed) else None))
 
 
 # ---- parity ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ MindSpore refuses a free axis in ONNX, so the graph is written for a batch size 
 with any other axis, and every place that holds that number is then set free (`free_batch`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 import json
 from pathlib import Path
@@ -17,8 +17,7 @@ import onnx
 from onnx import numpy_helper
 import onnxruntime
 
-#: A model as a function: the input (N, ...) -> outputs by name.
-Model = Callable[[np.ndarray], dict[str, np.ndarray]]
+from finite.tasks.base import Model
 
 
 @dataclass(frozen=True)
@@ -67,15 +66,16 @@ def write_onnx(cell: nn.Cell, input: Input, outputs: Sequence[str], notes: Mappi
     onnx.save(model, path)
 
 
-def read_onnx(path: Path) -> Model:
-    """An ONNX file as a function, run by onnxruntime on the CPU."""
+def read_onnx(path: Path, others: Mapping[str, np.ndarray] | None = None) -> Model:
+    """An ONNX file as a function, run by onnxruntime on the CPU. `others`: values for inputs behind the first, by name, each in
+    place of its usual value in the file."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # its notes on graph optimisation are of no use to the reader
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
 
     def run(batch: np.ndarray) -> dict[str, np.ndarray]:
-        return dict(zip(names, session.run(names, {session.get_inputs()[0].name: batch}), strict=True))
+        return dict(zip(names, session.run(names, {session.get_inputs()[0].name: batch, **(others or {})}), strict=True))
 
     return run
 

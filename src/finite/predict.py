@@ -6,6 +6,7 @@ What a line says and what is written is the task's (`tasks.base.Answers`). The t
 from collections.abc import Iterator, Sequence
 import json
 from pathlib import Path
+import time
 from typing import Any
 
 from finite.errors import UserError
@@ -16,7 +17,7 @@ from finite.tasks.base import Answers, Predict, Together
 from finite.trained import open_trained
 from finite.training.parallel import ALONE, Workers
 
-#: Files that one of several workers takes at a time.
+#: Files that one of several workers takes at a time; the speed is told of all but the first so many, which wait for compilation.
 SHARE = 32
 
 
@@ -25,7 +26,7 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
 
     Several workers take the files in turn, each writes what comes of its own, and worker 0 prints all in the files' order.
 
-    It goes to `out`, by default `predictions` in the run's folder. Raises UserError at the end when some of the files
+    It goes to `out`, by default `predictions` in the run's folder. The speed is told where there are enough files. Raises UserError at the end when some of the files
     could not be read; each was named on the way, and all others are done.
     """
     out = run.path / "predictions" if out is None else Path(out)
@@ -38,8 +39,10 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
     if not files:
         raise UserError(f"{', '.join(map(str, paths))}: no {answers.file}s in there")
     targets = [out / name for name in names_apart([name for _, name in files], answers.suffix)]
-    network, failed, answered = trained.scorer(1).predict, 0, []
-    for answer in told(answers, network, [(path, target) for (path, _), target in zip(files, targets)], workers):
+    network, failed, answered, settled = trained.scorer(1).predict, 0, [], 0.0
+    for number, answer in enumerate(told(answers, network, [(path, target) for (path, _), target in zip(files, targets)], workers), 1):
+        if number == SHARE:
+            settled = time.perf_counter()
         if isinstance(answer, str):
             failed += 1
             if workers.first:
@@ -52,7 +55,9 @@ def predict(run: RunFolder, paths: Sequence[Path], out: Path | None, console: Co
             write_bytes(out / name, data)
     done = len(files) - failed
     if done:
-        console.line(f"{count(done, answers.file)} {answers.done} in {out}")
+        rate = (len(files) - SHARE) / (time.perf_counter() - settled)
+        speed = f", {rate:.3g} a second after the first {SHARE}" if len(files) >= 2 * SHARE else ""
+        console.line(f"{count(done, answers.file)} {answers.done} in {out}{speed}")
     if failed:
         raise UserError(f"{failed} of {count(len(files), answers.file)} could not be read (named above)")
 

@@ -152,6 +152,7 @@ CONTROLS: dict[str, Make] = {
     "dense_images_all_ignored": some(0.4, many.all_ignored, **DENSE),
     "dense_batches_without_object": batches(many.empty_batch, **DENSE),
     "dense_batches_all_ignored": batches(many.ignored_batch, **DENSE),
+    "dense_first_boxes_without_size": lambda rng: Setup(start=many.inside_out, **DENSE),
     "dense_500_objects": lambda rng: Setup(changes=many.CHANGES | {"data.root": "crowded"}, variant="dense crowded"),
     "long_and_low": lambda rng: Setup(changes={STAGE + "epochs": EPOCHS + int(rng.integers(1, 4)), STAGE + "learning_rate": 0.001}),
 }

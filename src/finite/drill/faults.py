@@ -160,6 +160,7 @@ FAULTS: dict[str, Make] = {
     "dense_no_positives": sample(many.nothing_there, many.NO_POSITIVES, changes=many.CHANGES, variant="dense"),
     "dense_all_ignored": sample(many.all_ignored, many.ALL_IGNORED, changes=many.CHANGES, variant="dense"),
     "dense_no_size": sample(many.no_size, many.NO_SIZE, changes=many.CHANGES, variant="dense"),
+    "dense_found_no_size": sample(many.no_size, many.NO_SIZE_FOUND, changes=many.CHANGES, variant="dense"),
     # loss terms
     "log_zero": sample(box(0.0), Code.LOG_CENTER),
     "division_by_zero": sample(box(None, None, None, 0.0), Code.INVERSE),

@@ -15,12 +15,13 @@ import numpy as np
 from finite.drill.formulas import switched, value_of
 from finite.drill.task import Row, SpoiltSource
 from finite.tasks.base import Sources
+from finite.tasks.detection.dense.network import DenseNetwork
 from finite.tasks.detection.dense.source import CROWD
 from finite.tasks.detection.dense.task import DenseTask
 from finite.tasks.detection.dense.terms import DenseTerms
 
 #: What the field `fault` can switch on here.
-NO_POSITIVES, ALL_IGNORED, NO_SIZE = 1, 2, 3
+NO_POSITIVES, ALL_IGNORED, NO_SIZE, NO_SIZE_FOUND = 1, 2, 3, 4
 #: Settings of the dense variants, over the drill's own. The second set has 500 places for objects in every image.
 CHANGES = {"model.head": "dense", "model.head_channels": 16, "loss.box": "giou", "stages.0.weights": {"class": 1.0, "box": 4.0}}
 CROWDED = 500
@@ -46,6 +47,11 @@ class DenseDrillTerms(DenseTerms):
         # CIoU's aspect, width / height, of a box without size.
         on, height = switched(fault, NO_SIZE, boxes[:, 0, 3], 1.0)
         by_box = by_box + value_of(on, 0.01 * error * ops.square(ops.atan(boxes[:, 0, 2] / height)))
+        # The share of a found box, cut to its object, that lies in the object: of a box that is left without size.
+        low, high = self.geometry.corners(distances)
+        sides = ops.minimum(ops.relu(high - low).mean(axis=1), boxes[:, 0, 2:])
+        on, area = switched(fault, NO_SIZE_FOUND, sides[:, 0] * sides[:, 1], 1.0)
+        by_box = by_box + value_of(on, 0.01 * error * area / area)
         return (by_class, by_box), weights, points
 
 
@@ -60,6 +66,12 @@ class DenseDrillTask(DenseTask):
     def data(self, folder: Path) -> Sources:
         sources = super().data(folder)
         return replace(sources, train=SpoiltSource(sources.train, self.code, self.spoil))
+
+    def network(self) -> DenseNetwork:
+        network = super().network()
+        if self.start is not None:
+            self.start(network)
+        return network
 
     def terms_cell(self, network, used=None) -> DenseDrillTerms:
         loss = self.config.loss
@@ -80,6 +92,12 @@ def crowded(usual: Path, root: Path) -> Path:
                                          "area": width * height, "iscrowd": 0})
         (root / "train.json").write_text(json.dumps(whole))
     return root
+
+
+def inside_out(network: DenseNetwork) -> None:
+    """Every box that a new network answers with is turned inside out: it has no size, and overlaps nothing."""
+    for cell in network.box_head.answer:
+        cell.bias.set_data(ms.Tensor(np.full(4, -6.0, np.float32)))
 
 
 # ---- what is done to a row -------------------------------------------------------------------------------------------

@@ -71,6 +71,8 @@ class Metrics(Protocol):
 
 
 Predict = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+#: An exported file as a function: the input (N, ...) -> outputs by name.
+Model = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class Exported(Protocol):
@@ -97,6 +99,10 @@ class Exported(Protocol):
         """What the checkpoint says, by the way that training and evaluation go."""
         ...
 
+    def predictor(self, model: Model) -> Predict:
+        """A file that was read back in the place of `Task.predictor`."""
+        ...
+
     def notes(self) -> Mapping[str, Any]:
         """What goes into the ONNX file's metadata."""
         ...
@@ -112,13 +118,16 @@ class Exported(Protocol):
 
 @runtime_checkable
 class Completed(Protocol):
-    """What an `Exported` has besides if its ONNX file holds more than the network, and answers are compared behind that too."""
+    """What an `Exported` has besides if its ONNX file holds more than the network, and answers are compared behind that too.
+    `scoring` is what its further inputs, which have a usual value each, are set to where it is scored."""
+
+    scoring: Mapping[str, np.ndarray]
 
     def complete(self, path: Path) -> None:
         """Add to an ONNX file what the framework can't write."""
         ...
 
-    def agreement(self, model: Callable[[np.ndarray], dict[str, np.ndarray]], inputs: np.ndarray, reference: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def agreement(self, model: Model, inputs: np.ndarray, reference: Mapping[str, np.ndarray]) -> dict[str, float]:
         """Differences of a file's final answers from those of the reference, by name; each with an entry in `tolerance`."""
         ...
 

@@ -4,13 +4,13 @@ Pre-processing (the scaling of colours) and the scaling of boxes back to pixels 
 hands over a letterboxed RGB picture and gets probabilities and boxes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from finite.data.letterbox import PADDING
-from finite.tasks.base import Predict, Source
+from finite.tasks.base import Model, Predict, Source
 from finite.tasks.detection.network import Network, Predictor
 
 INPUT = "image"
@@ -44,6 +44,9 @@ class DetectionExport:
         planes = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2)).astype(np.float32)
         outputs = predict({INPUT: planes})
         return {name: outputs[name] for name in OUTPUTS}
+
+    def predictor(self, model: Model) -> Predict:
+        return lambda batch: model(pictures(batch))
 
     def notes(self) -> dict[str, Any]:
         return {"classes": self.classes}
@@ -82,6 +85,11 @@ class DetectionExport:
         return usage(self.size)
 
 
+def pictures(batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A batch's images, unaugmented, as the files take them: uint8 (B, S, S, 3)."""
+    return np.rint(batch["image"].transpose(0, 2, 3, 1)).astype(np.uint8)
+
+
 def drawn(size: int, count: int = 16) -> np.ndarray:
     """Pictures to compare on when there are no others: a coloured box on noise, uint8 (count, size, size, 3)."""
     rng = np.random.default_rng(0)
@@ -92,15 +100,8 @@ def drawn(size: int, count: int = 16) -> np.ndarray:
     return images
 
 
-def usage(size: int) -> str:
-    """README.md: what the files are, and a program that uses them."""
-    return f'''# The exported detector
-
-- `model.onnx` and `model.mindir` are the same network: picture in, class probabilities and box out. The number of
-  pictures per call is free. Colours are scaled and boxes turned into pixels inside.
-- `model.json` tells classes, shapes, the letterbox rule, and how exactly the files agree with the checkpoint.
-
-Find the object in a picture with onnxruntime (`pip install onnxruntime pillow numpy`; start it in this folder as
+#: How the README's program begins: from a photograph to the letterboxed `canvas`.
+PROGRAM = '''with onnxruntime (`pip install onnxruntime pillow numpy`; start it in this folder as
 `python use.py photo.jpg`):
 
 ```python
@@ -118,7 +119,18 @@ small = photo.resize([max(1, round(side * scale)) for side in photo.size], Image
 left, top = (size - small.width) // 2, (size - small.height) // 2
 canvas = Image.new("RGB", (size, size), tuple(model["letterbox"]["padding"]))
 canvas.paste(small, (left, top))
+'''
 
+
+def usage(size: int) -> str:
+    """README.md: what the files are, and a program that uses them."""
+    return f'''# The exported detector
+
+- `model.onnx` and `model.mindir` are the same network: picture in, class probabilities and box out. The number of
+  pictures per call is free. Colours are scaled and boxes turned into pixels inside.
+- `model.json` tells classes, shapes, the letterbox rule, and how exactly the files agree with the checkpoint.
+
+Find the object in a picture {PROGRAM}
 probabilities, boxes = session.run(["probabilities", "boxes"], {{"image": np.asarray(canvas)[None]}})
 best = int(probabilities[0].argmax())
 box = (boxes[0] - [left, top, left, top]) / scale  # xmin, ymin, xmax, ymax in pixels of the photo

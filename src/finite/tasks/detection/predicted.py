@@ -39,20 +39,17 @@ class DetectionAnswers:
         return scan(folder).images
 
     def answer(self, network: Predict, files: Sequence[tuple[Path, Path]]) -> Iterator[dict[str, Any] | str]:
-        rows = min(BATCH, len(files))
-        for start in range(0, len(files), rows):
-            views = []
-            for path, target in files[start : start + rows]:
-                try:
-                    views.append(View.of(path, target, self.size))
-                except ImageError as error:
-                    yield str(error)
-            for view, (probabilities, box) in zip(views, answers(network, views, rows), strict=True):
-                best = int(probabilities.argmax())
-                name, score = self.classes[best], float(probabilities[best])
-                found = None if name == self.nothing else view.back(box)
-                yield {"file": str(view.path), "class": name, "score": round(score, 4), "box": found}
-                view.draw(found, name, score)
+        for found in viewed(network, files, self.size):
+            if isinstance(found, str):
+                yield found
+                continue
+            view, outputs = found
+            probabilities = outputs["probabilities"]
+            best = int(probabilities.argmax())
+            name, score = self.classes[best], float(probabilities[best])
+            box = None if name == self.nothing else view.back(outputs["boxes"])
+            yield {"file": str(view.path), "class": name, "score": round(score, 4), "box": box}
+            view.save(picture(view.small, Mark(box and view.shown(box), name, score), title=view.path.name))
 
 
 @dataclass(frozen=True)
@@ -84,23 +81,33 @@ class View:
         corners = self.map.inverse().box(box.tolist())
         return [round(min(max(value, 0.0), float(limit)), 2) for value, limit in zip(corners, limits)]
 
-    def draw(self, box: Sequence[float] | None, name: str, score: float) -> None:
-        """Write the picture with its box as JPEG, whole or not at all."""
+    def shown(self, box: Sequence[float]) -> list[float]:
+        """A box in px of the picture as px of the reduced copy."""
         scale = self.small.width / self.width, self.small.height / self.height
-        shown = None if box is None else [value * factor for value, factor in zip(box, scale * 2)]
+        return [value * factor for value, factor in zip(box, scale * 2)]
+
+    def save(self, drawn: Image.Image) -> None:
+        """Write what was drawn as JPEG, whole or not at all."""
         data = io.BytesIO()
-        picture(self.small, Mark(shown, name, score), title=self.path.name).save(data, "JPEG", quality=92)
+        drawn.save(data, "JPEG", quality=92)
         write_bytes(self.target, data.getvalue())
 
 
-def answers(network: Predict, views: Sequence[View], rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(probabilities (C,), box (4,) in px of the network's input) for each view.
+def viewed(network: Predict, files: Sequence[tuple[Path, Path]], size: int) -> Iterator[str | tuple[View, dict[str, np.ndarray]]]:
+    """For each (file, where to write) a picture and the network's outputs for it, or a sentence that says why it can't be read.
 
-    The batch is filled up to `rows`, as each other number of rows would cost a compilation; in evaluation mode a row
-    does not depend on the others.
+    A batch is filled up to as many rows as the first, as each other number of rows would cost a compilation; in evaluation mode
+    a row does not depend on the others.
     """
-    if not views:
-        return []
-    inputs = np.stack([view.input for view in views] + [views[0].input] * (rows - len(views)))
-    outputs = network({"image": inputs.transpose(0, 3, 1, 2).astype(np.float32)})
-    return list(zip(outputs["probabilities"], outputs["boxes"]))[: len(views)]
+    rows = min(BATCH, len(files))
+    for start in range(0, len(files), rows):
+        views = []
+        for path, target in files[start : start + rows]:
+            try:
+                views.append(View.of(path, target, size))
+            except ImageError as error:
+                yield str(error)
+        if views:
+            inputs = np.stack([view.input for view in views] + [views[0].input] * (rows - len(views)))
+            outputs = network({"image": inputs.transpose(0, 3, 1, 2).astype(np.float32)})
+            yield from ((view, {name: values[row] for name, values in outputs.items()}) for row, view in enumerate(views))

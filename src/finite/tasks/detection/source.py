@@ -1,17 +1,15 @@
 """A split of a detection set as arrays: decode, keep in memory, augment, letterbox.
 
-One image per sample with at most one object. A kept image is a little larger than the network's input, so that a row
-costs one small resampling; whether an image was kept changes the speed, never a number.
+One image per sample with at most one object.
 """
 
-import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from finite.data.augment import Augmentation, clip, draw, place, recolour, turn
-from finite.data.images import open_rgb
-from finite.data.letterbox import PADDING, Affine, Reduced, letterbox_map, reduce, render_part
+from finite.data.kept import KeptImages
+from finite.data.letterbox import PADDING, Affine, letterbox_map, render_part
 from finite.data.sample import ImageRecord, Object
 from finite.errors import UserError
 from finite.tasks.base import Field
@@ -60,9 +58,7 @@ class DetectionSource:
                 known = ", ".join(self.classes)
                 raise UserError(f"{item.source}: class {item.label!r} is not one of {known}; rename or remove it")
             self._labels.append(numbers[item.label] if item else len(self.classes) - 1 if background else 0)
-        self._room = cache_mb * 2**20
-        self._kept: dict[int, Reduced] = {}
-        self._lock = threading.Lock()
+        self._kept = KeptImages(size, cache_mb)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -81,12 +77,12 @@ class DetectionSource:
     def row(self, index: int, seed: int, epoch: int | None) -> dict[str, np.ndarray]:
         """Sample `index` as arrays; see `finite.tasks.base.Source.row`. Raises UserError when the image can't be read
         or is not of the size that the annotations were read for."""
-        _, item = self.samples[index]
+        record, item = self.samples[index]
         map, drawn = self.map(index), None
         if self.augmentation is not None and epoch is not None:
             drawn = draw(self.augmentation, seed, epoch, index)
             map = place(map, item.box if item else None, drawn, self.size, self.augmentation.min_visible)
-        pixels, rows, columns = render_part(self._image(index), map, self.size)
+        pixels, rows, columns = render_part(self._kept.get(index, record), map, self.size)
         planes = pixels.transpose(2, 0, 1)
         image = np.full((3, self.size, self.size), PADDING, np.float32)
         if drawn and planes.size:
@@ -106,19 +102,3 @@ class DetectionSource:
     def _box(self, map: Affine, box: tuple[float, float, float, float]) -> np.ndarray:
         xmin, ymin, xmax, ymax = clip(map.box(box), self.size)
         return np.array([(xmin + xmax) / 2, (ymin + ymax) / 2, xmax - xmin, ymax - ymin], np.float32)
-
-    def _image(self, index: int) -> Reduced:
-        kept = self._kept.get(index)
-        if kept is not None:
-            return kept
-        record, _ = self.samples[index]
-        image = open_rgb(record.path)
-        if image.size != (record.width, record.height):
-            raise UserError(f"{record.path}: the image is {image.width} x {image.height} px, its annotations are for "
-                            f"{record.width} x {record.height}; was it replaced?")  # fmt: skip
-        reduced = reduce(image, self.size)
-        with self._lock:
-            if index not in self._kept and reduced.bytes <= self._room:
-                self._room -= reduced.bytes
-                self._kept[index] = reduced
-        return reduced

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from finite.tasks.base import Predict, Source
+from finite.tasks.base import Model, Predict, Source
 from finite.tasks.waveform.network import Cleaner, Network
 
 INPUT, OUTPUTS = "noisy", ("estimate",)
@@ -35,6 +35,9 @@ class WaveformExport:
 
     def reference(self, predict: Predict, inputs: np.ndarray) -> dict[str, np.ndarray]:
         return predict({INPUT: inputs})
+
+    def predictor(self, model: Model) -> Predict:
+        return lambda batch: model(np.ascontiguousarray(batch[INPUT], np.float32))
 
     def notes(self) -> dict[str, Any]:
         return {"sample_rate": str(self.rate)}

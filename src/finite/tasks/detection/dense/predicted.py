@@ -6,20 +6,17 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from finite.data.images import ImageError
 from finite.data.index import scan
-from finite.run import write_bytes
 from finite.tasks.base import Predict
 from finite.tasks.detection.dense.metrics import found_in
 from finite.tasks.detection.dense.pictures import scene
-from finite.tasks.detection.predicted import BATCH, View
+from finite.tasks.detection.predicted import viewed
 
 
 class DenseAnswers:
@@ -37,32 +34,18 @@ class DenseAnswers:
         return scan(folder).images
 
     def answer(self, network: Predict, files: Sequence[tuple[Path, Path]]) -> Iterator[dict[str, Any] | str]:
-        rows = min(BATCH, len(files))
-        for start in range(0, len(files), rows):
-            views = []
-            for path, target in files[start : start + rows]:
-                try:
-                    views.append(View.of(path, target, self.size))
-                except ImageError as error:
-                    yield str(error)
-            if not views:
+        for found in viewed(network, files, self.size):
+            if isinstance(found, str):
+                yield found
                 continue
-            inputs = np.stack([view.input for view in views] + [views[0].input] * (rows - len(views)))
-            outputs = network({"image": inputs.transpose(0, 3, 1, 2).astype(np.float32)})
-            for row, view in enumerate(views):
-                found = found_in(outputs, row, self.confidence)
-                boxes = [view.back(box) for box in found["boxes"]]
-                yield {"file": str(view.path), "objects": [
-                    {"class": self.classes[label], "score": round(float(score), 4), "box": box}
-                    for label, score, box in zip(found["labels"].tolist(), found["scores"], boxes)]}
-                self.draw(view, found | {"boxes": np.array(boxes).reshape(-1, 4)})
-
-    def draw(self, view: View, found: Mapping[str, np.ndarray]) -> None:
-        """Write the picture with its boxes as JPEG, whole or not at all."""
-        scale = np.array([view.small.width / view.width, view.small.height / view.height] * 2)
-        data = io.BytesIO()
-        scene(view.small, self.classes, {**found, "boxes": found["boxes"] * scale}, None, view.path.name).save(data, "JPEG", quality=92)
-        write_bytes(view.target, data.getvalue())
+            view, outputs = found
+            objects = found_in({name: values[None] for name, values in outputs.items()}, 0, self.confidence)
+            boxes = [view.back(box) for box in objects["boxes"]]
+            yield {"file": str(view.path), "objects": [
+                {"class": self.classes[label], "score": round(float(score), 4), "box": box}
+                for label, score, box in zip(objects["labels"].tolist(), objects["scores"], boxes)]}  # fmt: skip
+            shown = np.array([view.shown(box) for box in boxes]).reshape(-1, 4)
+            view.save(scene(view.small, self.classes, objects | {"boxes": shown}, None, view.path.name))
 
     def together(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
         """results.json: a list as COCO's results are, to be loaded by pycocotools; `image_id` is the number that the file's name is,

@@ -5,16 +5,14 @@ difficult stay in, as ignored: nothing is learnt from where they are, and the fi
 """
 
 from collections.abc import Mapping, Sequence
-import threading
 
 import numpy as np
 
 from finite.data.augment import Augmentation, Draw, draw, geometry, recolour
-from finite.data.images import open_rgb
-from finite.data.letterbox import PADDING, Affine, Reduced, letterbox_map, reduce, render_part
+from finite.data.kept import KeptImages
+from finite.data.letterbox import PADDING, Affine, letterbox_map, render_part
 from finite.data.sample import ImageRecord
 from finite.data.streams import MOSAIC, stream
-from finite.errors import UserError
 from finite.tasks.base import Field
 
 #: Values of the field `ignored`: an object to learn, one not to be judged, a region that holds an unknown number of objects.
@@ -61,9 +59,7 @@ class DenseSource:
             Field("present", (self.places,), np.float32, 0, 1, "weight"),
             Field("image_weight", (), np.float32, 0, 1, "weight"),
         )
-        self._room = cache_mb * 2**20
-        self._kept: dict[int, Reduced] = {}
-        self._lock = threading.Lock()
+        self._kept = KeptImages(size, cache_mb)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -129,7 +125,7 @@ class DenseSource:
     def _paint(self, image: np.ndarray, index: int, map: Affine, part: tuple[int, int, int, int], min_visible: float):
         """Draw an image into its part of the frame; returns labels (n,), boxes (n, 4) corners px, ignored (n,) of what is there.
         A box that is cut to less than `min_visible` of its area is ignored; what is hardly there is gone."""
-        pixels, rows, columns = render_part(self._image(index), map, self.size)
+        pixels, rows, columns = render_part(self._kept.get(index, self.records[index]), map, self.size)
         left, top, right, bottom = part
         x0, x1, y0, y1 = max(left, columns.start), min(right, columns.stop), max(top, rows.start), min(bottom, rows.stop)
         if x0 < x1 and y0 < y1:
@@ -152,22 +148,6 @@ class DenseSource:
         row["labels"][:n], row["ignored"][:n], row["present"][:n] = labels, ignored, 1
         row["boxes"][:n] = np.concatenate(((boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]), 1)
         return row
-
-    def _image(self, index: int) -> Reduced:
-        kept = self._kept.get(index)
-        if kept is not None:
-            return kept
-        record = self.records[index]
-        image = open_rgb(record.path)
-        if image.size != (record.width, record.height):
-            raise UserError(f"{record.path}: the image is {image.width} x {image.height} px, its annotations are for "
-                            f"{record.width} x {record.height}; was it replaced?")  # fmt: skip
-        reduced = reduce(image, self.size)
-        with self._lock:
-            if index not in self._kept and reduced.bytes <= self._room:
-                self._room -= reduced.bytes
-                self._kept[index] = reduced
-        return reduced
 
 
 def turned(image: np.ndarray, found: tuple[np.ndarray, ...], drawn: Draw) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
