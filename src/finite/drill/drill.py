@@ -125,20 +125,15 @@ class Drill:
 
     def fault(self, name: str, seed: int) -> judge.Row:
         """One fault, guarded and plain."""
-        began = processor_time()
         if name in machine.FAULTS:
-            row = machine.run(name, seed, self.scratch, self.expected[name], self.roots["usual"])
-            row.seconds = processor_time() - began
-            return row
+            return machine.run(name, seed, self.scratch, self.expected[name], self.roots["usual"])
         setup = self.faults[name](np.random.default_rng([seed, zlib.crc32(name.encode())]))
         config = self.config(seed, setup)
         outcome = self.guarded(config, setup)
         setup.injection.done = False
         plain = self.plain(config, setup, setup.plain)
         culprits = [self.named(number) for number in setup.samples]
-        row = judge.judge(name, seed, self.expected[name], outcome, culprits, plain, lambda: self.twin(seed, setup))
-        row.seconds = processor_time() - began
-        return row
+        return judge.judge(name, seed, self.expected[name], outcome, culprits, plain, lambda: self.twin(seed, setup))
 
     def control(self, name: str, seed: int, draw: int) -> dict[str, Any]:
         """One clean control: what was wrongly raised, and its score."""
@@ -168,10 +163,11 @@ class Drill:
         drill = self
         if name in (*sound.FAULTS, *sound.CONTROLS, SOUND):
             drill = self._hearing = self._hearing or SoundDrill(self.scratch / "sound", self.expected)
+        began = processor_time()
         row = drill.fault(name, *which).json() if kind == "fault" else getattr(drill, kind)(name, *which)
         for old in (drill.scratch / "runs").glob("*"):  # 40 MB of incidents each add up
             shutil.rmtree(old, ignore_errors=True)
-        return {"kind": kind} | row
+        return {"kind": kind, "seconds": round(processor_time() - began, 2)} | row
 
 
 class SoundDrill(Drill):

@@ -1,4 +1,4 @@
-"""What a faulty run is held against: the expectations written down beforehand, and the clean runs."""
+"""What a faulty run is held against: the expectations written down beforehand, and its twin without the fault."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -46,7 +46,6 @@ class Row:
     top1: float  # of the guarded run
     iou: float
     seen: str
-    seconds: float = 0.0  # of processor time
 
     def fine(self) -> bool:
         return (self.ruined and self.survived and self.finite and self.verdict and not self.false_blame
