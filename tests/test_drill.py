@@ -1,13 +1,16 @@
 """The fault drill in small: one fault of each group and some controls; all of it is `make drill`."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from finite.drill import controls, faults, machine, sound
+from finite.drill import controls, faults, judge, machine, sound
+from finite.drill.command import compared
 from finite.drill.drill import Drill, SoundDrill, expectations, plan
 from finite.drill.faults import Setup
+from finite.drill.rig import Outcome
 from finite.errors import UserError
 
 EXPECTED = Path(__file__).parent / "drill" / "faults.yaml"
@@ -18,10 +21,7 @@ FEW = ["pixel_nan", "target_inverted", "sqrt_zero", "weight_1e20_box_head", "dea
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory):
     made = Drill(tmp_path_factory.mktemp("drill"), expectations(EXPECTED))
-    config = made.config(101, Setup())
-    outcome = made.guarded(config, Setup())
-    assert outcome.ended == "trained" and outcome.top1 > 0.9
-    made._clean["base"] = [(outcome.top1, outcome.iou)] * 2  # one clean run instead of five
+    assert made.clean("base", 101)["top1"] > 0.9
     return made
 
 
@@ -40,10 +40,7 @@ def test_awkward_but_legal_run_raises_nothing(drill, name):
 @pytest.mark.slow
 def test_faults_of_sound_are_survived_and_silence_raises_nothing(tmp_path):
     drill = SoundDrill(tmp_path, expectations(EXPECTED))
-    bare = Setup(variant="sound")
-    outcome = drill.guarded(drill.config(101, bare), bare)
-    assert outcome.ended == "trained" and outcome.top1 > 0.2  # 4 dB
-    drill._clean["base"] = [(outcome.top1, outcome.iou)] * 2
+    assert drill.clean("sound", 101)["top1"] > 0.2  # 4 dB
     for name in ("noisy_nan", "silent_target_ratio", "silent_target_norm", "short_clip_root", "mask_1e20"):
         row = drill.fault(name, seed=4)
         assert row.fine(), row
@@ -63,13 +60,73 @@ def test_expectations_speak_of_every_fault_and_of_nothing_else(tmp_path):
 
 
 def test_plan_makes_every_run_once_and_as_many_controls_as_faults():
-    names = [*faults.FAULTS, *machine.FAULTS]
-    parts = plan(names, list(controls.CONTROLS), [1, 2, 3], 2)
-    runs = [tuple(item) for part in parts for item in part if item[0] != "clean"]
-    assert len(runs) == len(set(runs)) == 3 * (len(names) + controls.DRAWS * len(controls.CONTROLS))
-    assert controls.DRAWS * len(controls.CONTROLS) >= len(names) >= 45
+    names, tested = [*faults.FAULTS, *machine.FAULTS, *sound.FAULTS], [*controls.CONTROLS, *sound.CONTROLS]
+    runs = [item for part in plan(names, tested, [1, 2, 3]) for item in part]
+    rest = [item for item in runs if item[0] != "clean"]
+    assert len(runs) == len(set(runs)) and len(rest) == 3 * (len(names) + controls.DRAWS * len(tested))
+    assert controls.DRAWS * len(tested) >= len(names) >= 45
+    clean = [variant for kind, variant, _ in (item for item in runs if item[0] == "clean")]
+    assert {variant: clean.count(variant) for variant in clean} == {"base": 5, "sound": 5, "frozen": 2, "same": 2, "dense": 2}
+
+
+def test_runs_of_a_rare_graph_stay_together_and_those_of_the_base_are_shared_out():
+    names = ["image_black", "dense_no_size", "noisy_nan", "half_exp", "pixel_nan"]
+    parts = plan(names, ["half_precision", "high_rate"], list(range(9)))
+    where = [[number for number, part in enumerate(parts) if any(run[1] == name for run in part)] for name in (*names, "half_precision")]
+    assert len({*where[1], *where[2], *where[3]}) == 3 and where[3] == where[5]
+    assert len(parts) > 5 and min(where[4]) > max(where[1] + where[2] + where[3])
+
+
+def test_every_part_is_taken_by_one_process_alone(tmp_path):
+    todo, done = tmp_path / "todo", []
+    todo.mkdir()
+    for number in range(4):
+        (todo / f"{number}.json").write_text(json.dumps([["fault", f"f{number}", 1]]))
+
+    class Idle(Drill):
+        def __init__(self):
+            pass
+
+        def made(self, kind, name, *which):
+            if not done:  # meanwhile another process takes the next part
+                (todo / "1.json").unlink()
+            done.append(name)
+            return {"kind": kind}
+
+    Idle().work(todo, tmp_path / "found.jsonl")
+    assert done == ["f0", "f2", "f3"] and not list(todo.iterdir())
+    assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 3
 
 
 def test_three_seeds_are_three_drills():
     drawn = [faults.FAULTS["pixel_nan"](np.random.default_rng([seed, 7])).samples for seed in (1, 2, 3)]
     assert len({tuple(samples) for samples in drawn}) > 1
+
+
+def test_faulty_runs_stand_beside_the_clean_ones_of_their_kind():
+    clean = [{"variant": v, "top1": t, "iou": i} for v, t, i in (("base", 0.9, 0.5), ("base", 1.0, 0.7), ("dense", 0.4, 0.2), ("sound", 0.3, 0.6))]
+    rows = compared([{"fault": name} for name in ("image_black", "disk_full", "dense_no_size", "noisy_nan", "half_exp")], clean)
+    base = (0.95, 0.9, 0.6)
+    expected = [base, base, (0.4, 0.4, 0.2), (0.3, 0.3, 0.6), base]
+    assert [(row["clean"], row["worst"], row["clean_iou"]) for row in rows] == [pytest.approx(e) for e in expected]
+
+
+@pytest.mark.parametrize("ended, finite, top1, ruined, asked", [
+    ("RuntimeError", True, 0.0, True, 0), ("trained", False, 0.0, True, 0), ("trained", True, 0.85, True, 1), ("trained", True, 0.95, False, 1)])
+def test_plain_run_is_held_against_its_twin_where_it_ended_as_if_nothing_had_been(ended, finite, top1, ruined, asked):
+    made = []
+
+    def twin():
+        made.append(1)
+        return Outcome("trained", True, 1.0, 1.0)
+
+    guarded = Outcome("trained", True, 1.0, 1.0)
+    row = judge.judge("pixel_nan", 1, judge.Expected(["none"]), guarded, [], Outcome(ended, finite, top1, 1.0), twin)
+    assert (row.ruined, len(made)) == (ruined, asked)
+
+
+def test_a_step_that_was_compiled_with_other_constants_is_not_taken(drill):
+    drill.clean("base", 101)
+    with pytest.raises(AssertionError, match="other constants"):
+        other = Setup(changes={"training.clip_norm": 7.0})
+        drill.guarded(drill.config(1, other), other)

@@ -35,11 +35,11 @@ def run(expected: Path, only: Sequence[str], seeds: Sequence[int], jobs: int, ou
     drill.expectations(expected)
     chosen = [name for name in known if not only or name in only]
     tested = [name for name in legal if not only or name in only]
-    todo = drill.plan(chosen, tested, seeds, jobs)
+    parts = drill.plan(chosen, tested, seeds)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="finite-drill-") as folder:
-        found = processes(Path(folder), expected, todo, console)
-    rows = [row for row in found if row["kind"] == "fault"]
+        found = processes(Path(folder), expected, parts, min(jobs, len(parts)), console)
+    rows = compared([row for row in found if row["kind"] == "fault"], [row for row in found if row["kind"] == "clean"])
     rows.sort(key=lambda row: (known.index(row["fault"]), row["seed"]))
     raised = [row for row in found if row["kind"] == "control"]
     seconds = time.monotonic() - began
@@ -49,23 +49,35 @@ def run(expected: Path, only: Sequence[str], seeds: Sequence[int], jobs: int, ou
     return 0 if good else 1
 
 
-def processes(work: Path, expected: Path, todo: Sequence[Sequence[tuple]], console: Console) -> list[dict[str, Any]]:
-    """One process for each list of runs; returns what all of them found."""
+def compared(rows: list[dict[str, Any]], clean: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The faulty runs beside the clean ones of their kind: these scored `clean` and `clean_iou` in the mean, `worst` at the worst."""
+    from finite.drill.drill import compared_with
+
+    for row in rows:
+        scores = [(c["top1"], c["iou"]) for c in clean if c["variant"] == compared_with(row["fault"])] or [(np.nan, np.nan)]
+        row["clean"], row["clean_iou"] = (float(mean) for mean in np.mean(scores, axis=0))
+        row["worst"] = min(top1 for top1, _ in scores)
+    return rows
+
+
+def processes(work: Path, expected: Path, parts: Sequence[Sequence[tuple]], jobs: int, console: Console) -> list[dict[str, Any]]:
+    """So many processes that take one part after another; returns what all of them found."""
     running, cores = [], sorted(os.sched_getaffinity(0))
-    for number, part in enumerate(todo):
-        if not part:
-            continue
+    todo = work / "todo"
+    todo.mkdir()
+    for number, part in enumerate(parts):
+        (todo / f"{number:03d}.json").write_text(json.dumps(part))
+    for number in range(jobs):
         scratch = work / str(number)
         scratch.mkdir()
-        (scratch / "todo.json").write_text(json.dumps(part))
         log = (scratch / "log.txt").open("w")
         env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-        command = [sys.executable, "-m", "finite.drill.command", str(scratch), str(expected)]
+        command = [sys.executable, "-m", "finite.drill.command", str(scratch), str(todo), str(expected)]
         process = subprocess.Popen(command, cwd=scratch, env=env, stdout=log, stderr=subprocess.STDOUT)
-        if len(cores) >= len(todo):  # a share each: small steps on all cores at once spend their time waiting for each other
-            os.sched_setaffinity(process.pid, cores[number :: len(todo)])
+        if len(cores) >= jobs:  # a share each: small steps on all cores at once spend their time waiting for each other
+            os.sched_setaffinity(process.pid, cores[number::jobs])
         running.append((scratch, process))
-    total, told = sum(map(len, todo)), -1
+    total, told = sum(map(len, parts)), -1
     while True:
         alive = [process for _, process in running if process.poll() is None]
         found = [json.loads(line) for scratch, _ in running if (scratch / "found.jsonl").exists()
@@ -119,7 +131,10 @@ def show(rows: list[dict[str, Any]], raised: list[dict[str, Any]], seconds: floa
 
 
 if __name__ == "__main__":
+    import mindspore as ms
+
     from finite.drill.drill import Drill, expectations
 
-    scratch = Path(sys.argv[1])
-    Drill(scratch, expectations(Path(sys.argv[2]))).work_through(json.loads((scratch / "todo.json").read_text()), scratch / "found.jsonl")
+    scratch, todo, expected = map(Path, sys.argv[1:])
+    ms.runtime.launch_blocking()  # the queues of asynchronous kernels spin on the one core that this process has
+    Drill(scratch, expectations(expected)).work(todo, scratch / "found.jsonl")

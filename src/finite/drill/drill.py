@@ -1,14 +1,14 @@
-"""The drill itself: every fault guarded and plain, the controls, the clean runs, and the table of what came of them.
+"""The drill itself: every fault guarded and plain, the controls, the clean runs, and who makes which of them.
 
-One process works through a list of runs; `Drill.parts` starts several. The order is by variant of the graph, because a
-process compiles each variant once.
+`plan` makes parts of all the runs, of one graph each because a process compiles each graph once; a process takes one part
+after another (`Drill.work`), so that none stands idle while there is work.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
+import os
 from pathlib import Path
 import shutil
-import time
 from typing import Any
 import zlib
 
@@ -26,6 +26,11 @@ from finite.tasks.base import Task
 CLEAN_SEEDS = (101, 102, 103, 104, 105)
 #: Variants whose clean runs end elsewhere: a frozen backbone, boxes that are all the same, and the dense head.
 OTHER_TASKS = ("frozen", "same", "dense")
+SOUND = "sound"
+#: Variants that train with the graph of another: their data is different, or what evaluation switches on.
+SAME_GRAPH = {"standardise": "base", "same": "base"}
+#: Runs of a part, where a graph has so many that several processes should share them.
+PART = 12
 
 
 def expectations(path: Path) -> dict[str, judge.Expected]:
@@ -47,23 +52,27 @@ def read(path: Path, known: Sequence[str]) -> dict[str, judge.Expected]:
     return out
 
 
+def processor_time() -> float:
+    """Seconds that this process and those it started and waited for have had."""
+    return sum(os.times()[:4])
+
+
 class Drill:
-    """Runs in a scratch folder `work`; `expected` from `expectations`."""
+    """Runs in a folder `scratch`; `expected` from `expectations`."""
 
     faults: Mapping[str, Any] = faults.FAULTS  # name -> faults.Make
     controls: Mapping[str, Any] = controls.CONTROLS
-    prefix = ""  # of the names of variants: a process keeps what it compiled by them
 
-    def __init__(self, work: Path, expected: dict[str, judge.Expected]):
-        self.work, self.expected = work, expected
+    def __init__(self, scratch: Path, expected: dict[str, judge.Expected]):
+        self.scratch, self.expected = scratch, expected
         self.draw()
-        self._clean: dict[str, list[tuple[float, float]]] = {}
         self._twins: dict[tuple[str, int], Outcome] = {}
+        self._hearing: SoundDrill | None = None
 
     def draw(self) -> None:
         """Make the data."""
-        self.roots = {"usual": dataset.draw(self.work / "data"), "same": dataset.draw(self.work / "same", same_box=True)}
-        self.roots["crowded"] = many.crowded(self.roots["usual"], self.work / "crowded")
+        self.roots = {"usual": dataset.draw(self.scratch / "data"), "same": dataset.draw(self.scratch / "same", same_box=True)}
+        self.roots["crowded"] = many.crowded(self.roots["usual"], self.scratch / "crowded")
 
     def named(self, number: int) -> str:
         """The id of a training sample."""
@@ -72,30 +81,38 @@ class Drill:
     def config(self, seed: int, setup: Setup) -> Config:
         changes = dict(setup.changes)
         root = self.roots[changes.pop("data.root", "usual")]
-        return dataset.settings(root, self.work / "runs", seed, changes)
+        return dataset.settings(root, self.scratch / "runs", seed, changes)
 
     def task(self, config: Config, setup: Setup) -> Task:
         task = many.DenseDrillTask(config) if config.kind == "dense" else DrillTask(config)
         task.code, task.spoil, task.start, task.sparse = setup.code, setup.spoil, setup.start, setup.variant == "sparse"
         return task
 
-    def guarded(self, config: Config, setup: Setup) -> Outcome:
-        return rig.guarded(config, self.task(config, setup), setup.injection, self.prefix + setup.variant)
+    def graphs(self, config: Config, setup: Setup) -> rig.Graphs:
+        """What the run's graphs are called; see rig.Graphs."""
+        scorer = setup.variant if setup.variant == "standardise" else config.kind
+        return rig.Graphs(SAME_GRAPH.get(setup.variant, setup.variant), scorer)
 
-    def clean(self, setup: Setup) -> list[tuple[float, float]]:
-        """(top-1, mean IoU) of clean runs over CLEAN_SEEDS: of the usual run, or of the variant's own where that learns
+    def guarded(self, config: Config, setup: Setup) -> Outcome:
+        return rig.guarded(config, self.task(config, setup), setup.injection, self.graphs(config, setup))
+
+    def clean(self, variant: str, seed: int) -> dict[str, Any]:
+        """A clean run for faults of this variant to be compared with: the usual one, or the variant's own where that learns
         something else."""
-        own = setup.variant in OTHER_TASKS
-        bare = Setup(changes=setup.changes, variant=setup.variant) if own else Setup()
-        if bare.variant not in self._clean:
-            outcomes = [self.guarded(self.config(seed, bare), bare) for seed in CLEAN_SEEDS[: 2 if own else None]]
-            self._clean[bare.variant] = [(outcome.top1, outcome.iou) for outcome in outcomes]
-        return self._clean[bare.variant]
+        outcome = self.guarded(*self.bare(variant, seed))
+        return {"variant": variant, "seed": seed, "top1": outcome.top1, "iou": outcome.iou}
+
+    def bare(self, variant: str, seed: int) -> tuple[Config, Setup]:
+        """The run of a variant without a fault."""
+        makes = (make(np.random.default_rng(0)) for make in self.faults.values())
+        changes = next((setup.changes for setup in makes if setup.variant == variant), {}) if variant in OTHER_TASKS else {}
+        setup = Setup(changes=changes, variant=variant)
+        return self.config(seed, setup), setup
 
     def plain(self, config: Config, setup: Setup, options: Mapping[str, Any]) -> Outcome:
-        scratch = self.work / "plain"
-        shutil.rmtree(scratch, ignore_errors=True)
-        return rig.plain(config, self.task(config, setup), setup.injection, self.prefix + setup.variant, scratch, **options)
+        folder = self.scratch / "plain"
+        shutil.rmtree(folder, ignore_errors=True)
+        return rig.plain(config, self.task(config, setup), setup.injection, self.graphs(config, setup), folder, **options)
 
     def twin(self, seed: int, setup: Setup) -> Outcome:
         """The plain run of the same seed and settings without the fault."""
@@ -108,21 +125,15 @@ class Drill:
 
     def fault(self, name: str, seed: int) -> judge.Row:
         """One fault, guarded and plain."""
-        began = time.perf_counter()
         if name in machine.FAULTS:
-            row = machine.run(name, seed, self.work, self.expected[name], self.roots["usual"], self.clean(Setup()))
-            row.seconds = time.perf_counter() - began
-            return row
+            return machine.run(name, seed, self.scratch, self.expected[name], self.roots["usual"])
         setup = self.faults[name](np.random.default_rng([seed, zlib.crc32(name.encode())]))
         config = self.config(seed, setup)
-        clean = self.clean(setup)
         outcome = self.guarded(config, setup)
         setup.injection.done = False
         plain = self.plain(config, setup, setup.plain)
         culprits = [self.named(number) for number in setup.samples]
-        row = judge.judge(name, seed, self.expected[name], outcome, culprits, plain, self.twin(seed, setup), clean)
-        row.seconds = time.perf_counter() - began
-        return row
+        return judge.judge(name, seed, self.expected[name], outcome, culprits, plain, lambda: self.twin(seed, setup))
 
     def control(self, name: str, seed: int, draw: int) -> dict[str, Any]:
         """One clean control: what was wrongly raised, and its score."""
@@ -134,39 +145,44 @@ class Drill:
         return {"control": name, "seed": seed, "draw": draw, "incidents": len(told), "ended": outcome.ended,
                 "seen": [f"{i['verdict']}: {i['cause']}" for i in told][:2], "top1": outcome.top1, "iou": outcome.iou}
 
-    def work_through(self, todo: Sequence[tuple], out: Path) -> None:
-        """Make these runs, one JSON line each."""
-        hearing: SoundDrill | None = None
-        with out.open("a") as file:
-            for kind, *what in todo:
-                drill = self
-                if what and what[0] in (*sound.FAULTS, *sound.CONTROLS):
-                    drill = hearing = hearing or SoundDrill(self.work / "sound", self.expected)
-                if kind == "fault":
-                    found = {"kind": kind} | drill.fault(*what).json()
-                elif kind == "control":
-                    found = {"kind": kind} | drill.control(*what)
-                else:
-                    found = {"kind": "clean", "scores": self.clean(Setup())}
-                file.write(json.dumps(found) + "\n")
-                file.flush()
-                for old in (drill.work / "runs").glob("*"):  # 40 MB of incidents each add up
-                    shutil.rmtree(old, ignore_errors=True)
+    def work(self, parts: Path, out: Path) -> None:
+        """Take parts out of the folder `parts` until none is left, and make their runs, one JSON line each."""
+        for path in sorted(parts.glob("*.json")):
+            mine = out.with_name(path.name)
+            try:
+                path.rename(mine)
+            except FileNotFoundError:
+                continue  # another process took it
+            for item in json.loads(mine.read_text()):
+                found = self.made(*item)
+                with out.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+
+    def made(self, kind: str, name: str, *which: int) -> dict[str, Any]:
+        """One run: ("fault", name, seed), ("control", name, seed, draw) or ("clean", variant, seed)."""
+        drill = self
+        if name in (*sound.FAULTS, *sound.CONTROLS, SOUND):
+            drill = self._hearing = self._hearing or SoundDrill(self.scratch / "sound", self.expected)
+        began = processor_time()
+        row = drill.fault(name, *which).json() if kind == "fault" else getattr(drill, kind)(name, *which)
+        for old in (drill.scratch / "runs").glob("*"):  # 40 MB of incidents each add up
+            shutil.rmtree(old, ignore_errors=True)
+        return {"kind": kind, "seconds": round(processor_time() - began, 2)} | row
 
 
 class SoundDrill(Drill):
     """The same with sound: the waveform task."""
 
-    faults, controls, prefix = sound.FAULTS, sound.CONTROLS, "sound-"
+    faults, controls = sound.FAULTS, sound.CONTROLS
 
     def draw(self) -> None:
-        self.root = sound.synthesise(self.work / "data")
+        self.root = sound.synthesise(self.scratch / "data")
 
     def named(self, number: int) -> str:
         return f"train/{number:03d}.wav"
 
     def config(self, seed: int, setup: Setup) -> Config:
-        return sound.settings(self.root, self.work / "runs", seed, setup.changes)
+        return sound.settings(self.root, self.scratch / "runs", seed, setup.changes)
 
     def task(self, config: Config, setup: Setup) -> Task:
         task = sound.SoundTask(config)
@@ -174,20 +190,31 @@ class SoundDrill(Drill):
         return task
 
 
-def plan(names: Sequence[str], tested: Sequence[str], seeds: Sequence[int], jobs: int) -> list[list[tuple]]:
-    """The runs for each of `jobs` processes. All runs on one variant of the graph stay together, the large base variant is
-    shared out: a process compiles what it meets."""
-    parts: list[list[tuple]] = [[("clean",)] for _ in range(jobs)]
+def variant_of(name: str) -> str:
+    """The variant of a fault or control."""
+    makes = {**faults.FAULTS, **controls.CONTROLS, **sound.FAULTS, **sound.CONTROLS}
+    return "base" if name in machine.FAULTS else makes[name](np.random.default_rng(0)).variant
+
+
+def compared_with(name: str) -> str:
+    """The variant whose clean runs a fault is compared with."""
+    variant = variant_of(name)
+    return variant if variant in (*OTHER_TASKS, SOUND) else "base"
+
+
+def plan(names: Sequence[str], tested: Sequence[str], seeds: Sequence[int]) -> list[list[tuple]]:
+    """All runs, in parts for processes to take in this order: those of a graph that has few stay together, since whoever takes
+    them compiles it; those of the base, which all processes compile, come last and in small parts."""
     groups: dict[str, list[tuple]] = {}
-    for name in names:
-        variant = "base" if name in machine.FAULTS else {**faults.FAULTS, **sound.FAULTS}[name](np.random.default_rng(0)).variant
-        groups.setdefault(variant, []).extend(("fault", name, seed) for seed in seeds)
+
+    def put(variant: str, runs: Iterable[tuple]) -> None:
+        groups.setdefault(SAME_GRAPH.get(variant, variant), []).extend(runs)
+
+    for variant in dict.fromkeys(map(compared_with, names)):
+        put(variant, [("clean", variant, seed) for seed in CLEAN_SEEDS[: 2 if variant in OTHER_TASKS else None]])
+    for name in sorted(names, key=lambda name: name not in machine.FAULTS):  # these take longest
+        put(variant_of(name), [("fault", name, seed) for seed in seeds])
     for name in tested:
-        variant = {**controls.CONTROLS, **sound.CONTROLS}[name](np.random.default_rng(0)).variant
-        groups.setdefault(variant, []).extend(("control", name, seed, draw) for seed in seeds for draw in range(controls.DRAWS))
+        put(variant_of(name), [("control", name, seed, draw) for seed in seeds for draw in range(controls.DRAWS)])
     base = groups.pop("base", [])
-    for group in groups.values():
-        min(parts, key=len).extend(group)
-    for item in base:
-        min(parts, key=len).append(item)
-    return parts
+    return sorted(groups.values(), key=len, reverse=True) + [base[i : i + PART] for i in range(0, len(base), PART)]

@@ -1,6 +1,6 @@
-"""What a faulty run is held against: the expectations written down beforehand, and the clean runs."""
+"""What a faulty run is held against: the expectations written down beforehand, and its twin without the fault."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 import json
@@ -43,13 +43,9 @@ class Row:
     layer: bool | None
     verdict: bool
     false_blame: bool
-    top1: float  # of the guarded run, and of the clean runs: their mean and the worst
-    clean: float
-    worst: float
+    top1: float  # of the guarded run
     iou: float
-    clean_iou: float
     seen: str
-    seconds: float = 0.0
 
     def fine(self) -> bool:
         return (self.ruined and self.survived and self.finite and self.verdict and not self.false_blame
@@ -68,13 +64,14 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-def judge(name: str, seed: int, expected: Expected, outcome: Outcome, culprits: Sequence[str], plain: Outcome, twin: Outcome,
-          clean: Sequence[tuple[float, float]]) -> Row:
-    """Hold a guarded run and its plain one against what was expected; `twin`: the plain run without the fault; `clean`:
-    (top-1, mean IoU) of clean guarded runs."""
-    top1, iou = (sum(values) / len(values) for values in zip(*clean))
-    lost = plain.top1 < twin.top1 - RUINED or plain.iou < twin.iou - RUINED
-    ruined = plain.ended != "trained" or not plain.finite or lost
+def judge(name: str, seed: int, expected: Expected, outcome: Outcome, culprits: Sequence[str], plain: Outcome,
+          twin: Callable[[], Outcome]) -> Row:
+    """Hold a guarded run and its plain one against what was expected; `twin` makes the plain run without the fault, which
+    is asked for where the plain one ended as if nothing had been."""
+    ruined = plain.ended != "trained" or not plain.finite
+    if not ruined:
+        whole = twin()
+        ruined = plain.top1 < whole.top1 - RUINED or plain.iou < whole.iou - RUINED
     told = incidents(outcome.folder) if outcome.folder and outcome.folder.exists() else []
     first: Mapping[str, Any] = told[0] if told else {}
     verdicts = [first["verdict"]] if told else []
@@ -100,4 +97,4 @@ def judge(name: str, seed: int, expected: Expected, outcome: Outcome, culprits: 
         set(culprits) <= accused and bool(named) if expected.sample else None,  # two culprits may meet in different batches
         set(expected.terms) == set(first.get("terms", [])) if expected.terms else None,
         layer, bool(set(verdicts) & set(expected.verdict)) and expected.says in text,
-        bool(accused - set(culprits)), outcome.top1, top1, min(t for t, _ in clean), outcome.iou, iou, seen)
+        bool(accused - set(culprits)), outcome.top1, outcome.iou, seen)

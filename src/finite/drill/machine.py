@@ -1,6 +1,6 @@
 """Faults of checkpoints and of the machine: a run is broken off, its files or its machine are spoilt, and it is resumed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import ctypes
 import json
 import os
@@ -169,10 +169,8 @@ def broken_machine(name: str, config: Config, work: Path, lines: int) -> tuple[i
     return process.returncode, said, base / "runs" / "drill"
 
 
-def run(name: str, seed: int, work: Path, expected: Expected, root: Path, clean: Sequence[tuple[float, float]]) -> Row:
-    """One fault of this kind: break, damage, resume, and hold against what was expected; `clean` as for `judge`."""
-    top1, iou = (float(np.mean(values)) for values in zip(*clean))
-    worst = min(t for t, _ in clean)
+def run(name: str, seed: int, work: Path, expected: Expected, root: Path) -> Row:
+    """One fault of this kind: break, damage, resume, and hold against what was expected."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     config = dataset.settings(root, work / "runs", seed)
     at = step_of(rng)
@@ -184,7 +182,7 @@ def run(name: str, seed: int, work: Path, expected: Expected, root: Path, clean:
             stop.requested = True
             return whole
 
-        first = rig.guarded(config, DrillTask(config), Injection(at, batch=batch), "base", stop=stop)
+        first = rig.guarded(config, DrillTask(config), Injection(at, batch=batch), rig.BASE, stop=stop)
         assert first.folder is not None and first.ended == "interrupted", first.ended
         folder = first.folder
         SPOILS[name](folder / "checkpoints" / "last.safetensors", rng)
@@ -196,7 +194,7 @@ def run(name: str, seed: int, work: Path, expected: Expected, root: Path, clean:
             values = yaml.safe_load((folder / "config.yaml").read_text())
             config = Config.model_validate(values)
     if folder.exists():
-        outcome = rig.guarded(config, DrillTask(config), Injection(), "base", resume=RunFolder.open(folder))
+        outcome = rig.guarded(config, DrillTask(config), Injection(), rig.BASE, resume=RunFolder.open(folder))
     else:
         outcome = Outcome("refused" if code == 2 else f"exit {code}", True, float("nan"), float("nan"), None, said)
     told = f"{said} {outcome.said}"
@@ -205,4 +203,4 @@ def run(name: str, seed: int, work: Path, expected: Expected, root: Path, clean:
     raised = judge.incidents(outcome.folder) if outcome.folder else []
     right = code == clean_exit and expected.says in told and not traceback and not raised
     return Row(name, seed, plain.ended != "trained" or not plain.finite, outcome.ended == expected.outcome, outcome.finite, None, None,
-               None, right, bool(raised), outcome.top1, top1, worst, outcome.iou, iou, f"exit {code}, plain: {plain.ended}, {outcome.ended}")
+               None, right, bool(raised), outcome.top1, outcome.iou, f"exit {code}, plain: {plain.ended}, {outcome.ended}")

@@ -1,8 +1,8 @@
 """One short training with a fault in it, guarded or plain.
 
 Both go through the same data, network, terms and optimizer. The plain one is what people write: forward, backward, clip by
-global norm, update, nothing looked at. A process keeps its compiled steps: each variant of the graph is compiled once,
-and later runs start from new weights in the same parameters.
+global norm, update, nothing looked at. A process keeps its compiled steps and scorers: each is compiled once, and later
+runs start from new weights in the same parameters.
 """
 
 from collections.abc import Callable, Mapping
@@ -100,16 +100,36 @@ class SwitchedStep:
         return self.step.run(step, batch, *rest)
 
 
-#: Compiled things of this process by variant of the graph.
+@dataclass(frozen=True)
+class Graphs:
+    """Names of the compiled things that a run uses: runs with the same name must need the same graph."""
+
+    step: str
+    scorer: str
+
+
+#: What the drill's own network needs, without changes to its settings.
+BASE = Graphs("base", "detection")
+#: Compiled steps of this process, with what belongs to them, and scorers, by name.
 _compiled: dict[str, dict[str, Any]] = {}
+_scorers: dict[str, Scorer] = {}
+
+
+def compiled_scorer(task: Task, config: Config, name: str) -> Scorer:
+    """The scorer of that name; its network is compiled once, whatever the variant of the step."""
+    if name not in _scorers:
+        _scorers[name] = Scorer(task, config.training.batch_size, 1)
+    _scorers[name].task = task  # its metrics are about this run's data
+    return _scorers[name]
 
 
 class DrillLoop(StageLoop):
     """A stage loop with a fault in it, on a step that was compiled before if there is one."""
 
-    def __init__(self, run: Run, stage: Stage, injection: Injection, key: str):
-        kept = _compiled.setdefault(key, {})
+    def __init__(self, run: Run, stage: Stage, injection: Injection, name: str):
+        kept = _compiled.setdefault(name, {})
         super().__init__(run, stage, kept.get("step"))
+        assert self.step.rules == rules_of(run.config, stage), f"{name}: compiled with other constants than this run's"
         if "step" not in kept:
             kept["step"], kept["fresh"] = self.step, {p.name: p.asnumpy().copy() for p in self.optimizer.state()}
         assign(self.optimizer.state(), kept["fresh"])
@@ -142,27 +162,22 @@ class DrillLoop(StageLoop):
 
 
 class DrillSession(Session):
-    """A session that takes network and scorer of an earlier run of the same variant."""
+    """A session that takes network and scorer of an earlier run with the same graphs."""
 
-    def __init__(self, *args: Any, injection: Injection, key: str):
+    def __init__(self, *args: Any, injection: Injection, graphs: Graphs):
         super().__init__(*args)
-        kept = _compiled.setdefault(key, {})
+        kept = _compiled.setdefault(graphs.step, {})
         if "network" in kept:
             fresh = {p.name: p.asnumpy() for p in self.run.network.get_parameters()}
             self.run.network, self.run.computing = kept["network"]
             assign(self.run.network.get_parameters(), fresh)
         else:
             kept["network"] = (self.run.network, self.run.computing)
-        self.scorer = kept.get("scorer")
-        self.kept, self.injection, self.key = kept, injection, key
+        self.scorer = compiled_scorer(self.task, self.config, graphs.scorer)
+        self.injection, self.graphs = injection, graphs
 
     def make_loop(self, stage: Stage) -> StageLoop:
-        return DrillLoop(self.run, stage, self.injection, self.key)
-
-    def score(self, weights):
-        out = super().score(weights)
-        self.kept["scorer"] = self.scorer
-        return out
+        return DrillLoop(self.run, stage, self.injection, self.graphs.step)
 
 
 class Said(Console):
@@ -173,7 +188,7 @@ class Said(Console):
         self.screen.quiet = True
 
 
-def guarded(config: Config, task: Task, injection: Injection, key: str, resume: RunFolder | None = None,
+def guarded(config: Config, task: Task, injection: Injection, graphs: Graphs, resume: RunFolder | None = None,
             stop: Interrupt | None = None) -> Outcome:
     """A guarded run to its end, or until `stop` is requested."""
     use_device(config)
@@ -187,7 +202,7 @@ def guarded(config: Config, task: Task, injection: Injection, key: str, resume: 
     try:
         saved = checkpoint.newest(folder) if resume else None
         sources = task.data(folder.data)
-        session = DrillSession(config, task, sources, folder, console, None, injection=injection, key=key)
+        session = DrillSession(config, task, sources, folder, console, None, injection=injection, graphs=graphs)
         if saved is not None:
             session.resume(saved[0])
             said = "; ".join(saved[1])
@@ -201,7 +216,7 @@ def guarded(config: Config, task: Task, injection: Injection, key: str, resume: 
     finally:
         console.close()
     last = checkpoint.newest(folder)[0]
-    scorer = session.scorer or Scorer(task, config.training.batch_size, 1)
+    scorer = compiled_scorer(task, config, graphs.scorer)
     scorer.load(last.served(), "the drill's run")
     metrics = scorer.score(sources.test)
     sound = not not_finite(dict(last.tensors)) and all(np.abs(t).max(initial=0) < SANE for n, t in last.weights().items()
@@ -209,15 +224,15 @@ def guarded(config: Config, task: Task, injection: Injection, key: str, resume: 
     return Outcome(ended, sound, *scores(metrics), folder.path, said, list(sources.facts["notes"]))
 
 
-def plain(config: Config, task: Task, injection: Injection, key: str, work: Path, scale: float = 1.0,
+def plain(config: Config, task: Task, injection: Injection, graphs: Graphs, work: Path, scale: float = 1.0,
           deviation: float | None = None, may_raise: bool = False) -> Outcome:
     """The same run by a plain loop. `scale`: a constant loss scale; `deviation`: what the boxes are divided by;
     `may_raise`: an error of the framework is what the fault does (any other error is the drill's own)."""
     use_device(config)
     sources = task.data(work)
     source, stage = sources.train, config.stages[0]
-    key = f"{key} plain {scale:g}"
-    kept = _compiled.setdefault(key, {})
+    name = f"{graphs.step} plain {scale:g}"
+    kept = _compiled.setdefault(name, {})
     network = task.network()
     if "network" in kept:
         assign(kept["network"].get_parameters(), {p.name: p.asnumpy() for p in network.get_parameters()})
@@ -246,11 +261,11 @@ def plain(config: Config, task: Task, injection: Injection, key: str, work: Path
     except Exception as error:
         if not may_raise:
             raise
-        _compiled.pop(key)  # a graph that failed once may fail on the next valid call too
+        _compiled.pop(name)  # a graph that failed once may fail on the next valid call too
         return Outcome(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:80]}", True, 0.0, 0.0)
     tensors = collect(network, optimizer)
     bad = not_finite(tensors)
-    scorer = kept.setdefault("scorer", Scorer(task, 32, 1))
+    scorer = compiled_scorer(task, config, graphs.scorer)
     scorer.load({p.name: tensors[p.name] for p in network.get_parameters()}, "plain")
     metrics = scorer.score(sources.test)
     return Outcome(ended, not bad, *((0.0, 0.0) if bad else scores(metrics)))
