@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-import shutil
 import signal
 import subprocess
 import sys
