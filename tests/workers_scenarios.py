@@ -1,6 +1,6 @@
 """What tests/test_workers.py looks at, made in as many workers as msrun starts (one, when a test calls `make_all`).
 
-    python tests/workers_scenarios.py FOLDER      writes FOLDER/results.pickle: {scenario: [what each worker saw]}
+    python tests/workers_scenarios.py FOLDER [NAME...]   writes FOLDER/results.pickle: {scenario: [what each worker saw]}
 
 One launch for all scenarios, and one compiled step for most of them: starting and compiling is what takes the time.
 """
@@ -17,95 +17,19 @@ import finite  # noqa: E402, F401  (first: it sets what must be set before MindS
 from mindspore import Tensor, ops  # noqa: E402
 import numpy as np  # noqa: E402
 from small_run import CLASSES, SIZE, small_config, weights  # noqa: E402
-from test_investigate import OneZero, RootAtZero  # noqa: E402
-from test_loop import SICK, ToySource, stage_at  # noqa: E402
-from toy import toy_task  # noqa: E402
+from test_investigate import OneZero  # noqa: E402
+from test_loop import ToySource  # noqa: E402
+from workers_loop import CORRUPT_AT, OF_WORKER_1, Uneven, make, train  # noqa: E402
+from workers_settings import SETTINGS, search_fails_on_one  # noqa: E402
 
 from finite.bench.ratio import compare  # noqa: E402
 from finite.config import Config  # noqa: E402
-from finite.data.pipeline import Loader, plan  # noqa: E402
 from finite.errors import UserError  # noqa: E402
-from finite.guard.policy import Guard  # noqa: E402
-from finite.monitor.history import History, Unwritten  # noqa: E402
-from finite.run import RunFolder  # noqa: E402
 from finite.tasks.detection.task import DetectionTask  # noqa: E402
-from finite.training import making, parallel_step  # noqa: E402
 from finite.training.agreement import same_settings, tell_workers  # noqa: E402
-from finite.training.checkpoint import OPTIMIZER  # noqa: E402
-from finite.training.loop import Run, StageLoop  # noqa: E402
-from finite.training.making import make_network  # noqa: E402
-from finite.training.parallel import ALONE, Workers, digests, joined, parameters_of  # noqa: E402
-from finite.training.scaling import LossScale  # noqa: E402
+from finite.training.parallel import Workers, joined, parameters_of  # noqa: E402
 from finite.training.scoring import Scorer  # noqa: E402
-from finite.training.stages import constants_of  # noqa: E402
-from finite.training.state import EpochSums, Position, assign, collect, use_device  # noqa: E402
 from finite.training.trainer import Session  # noqa: E402
-
-BATCH, STEPS, EPOCHS = 5, 5, 4  # 22 samples: two workers get 3 + 2 rows, the last batch of an epoch holds 2 samples
-CORRUPT_AT, BAD_AT = 3, 2
-OF_WORKER_1 = int(plan(22, BATCH, 1, 0)[BAD_AT - 1][0][-1])  # the sample in the last row of the second batch
-
-
-class Uneven(ToySource):
-    """Not all samples have a box, and those that have are mostly on worker 0: terms with unlike denominators."""
-
-    def row(self, index, seed, epoch):
-        row = super().row(index, seed, epoch)
-        row["box_weight"] = np.float32(index % 3 == 0)
-        return row
-
-
-def make(workers: Workers, **training) -> StageLoop:
-    use_device(Config())
-    config = Config.model_validate({"training": {"batch_size": BATCH, **training}, "optimizer": {"name": "sgd"},
-                                    "guard": {"check_every": 4}, "stages": [stage_at(1e-2).model_dump() | {"epochs": EPOCHS}]})
-    task = toy_task(RootAtZero)
-    network = make_network(config, task, workers)
-    run = Run(config, RunFolder(Path("unused")), task, ToySource(), network, network, constants_of(network), Guard(config.guard),
-              LossScale(False, config.training.loss_scale), None, Position(), EpochSums(), print, workers=workers)
-    loop = StageLoop(run, config.stages[0])
-    loop.start = collect(network, loop.optimizer)
-    return loop
-
-
-def train(loop: StageLoop, folder: Path, source, act=None, stop=lambda: False, epochs=EPOCHS) -> SimpleNamespace:
-    """A run from the start weights. What came of it: `attempts` (step, verdict, whether it changed nothing), `steps` and
-    `events` of the history (worker 0's), `told`, and whether all workers hold the same in the end."""
-    workers, told, attempts = loop.workers, [], []
-    assign(loop.run.network.get_parameters(), loop.start)
-    assign(loop.optimizer.state(), loop.start, OPTIMIZER)
-    folder.mkdir(parents=True, exist_ok=True)
-    history = (History if workers.first else Unwritten)(folder / "history.jsonl")
-    config = loop.run.config
-    loop.run = replace(loop.run, folder=RunFolder(folder), source=source, guard=Guard(config.guard), history=history,
-                       position=Position(), sums=EpochSums(), say=told.append, snapshot=None)
-    loop.loader = Loader(source, BATCH, config.seed, 1, workers.part(BATCH))
-
-    def attempt(batch, rate):
-        before = digests(collect(loop.run.network, loop.optimizer))
-        report, verdict = StageLoop.attempt(loop, batch, rate)
-        unchanged = before == digests(collect(loop.run.network, loop.optimizer))
-        attempts.append((loop.run.position.step + 1, verdict.kind, unchanged))
-        return report, verdict
-
-    def update(info):
-        if act is not None:
-            act(loop.run.position.step)
-
-    loop.attempt = attempt
-    loop.keep()
-    finished = True
-    while finished and loop.run.position.epoch < epochs:
-        finished = loop.epoch(update, stop, lambda: None)
-        if finished:
-            loop.run.position.epoch += 1
-            loop.run.position.step_in_epoch, loop.run.position.data_epoch = 0, loop.run.position.data_epoch + 1
-    state = collect(loop.run.network, loop.optimizer)
-    lines = history.read() if workers.first else []
-    return SimpleNamespace(
-        attempts=attempts, told=told, state=state, different=workers.first_difference(state), stopped_at=loop.run.position.step,
-        steps=[line for line in lines if line["kind"] == "step"], events=[line for line in lines if line["kind"] == "event"],
-        quarantine=dict(loop.run.guard.quarantine), rewinds=loop.run.guard.rewinds, read=sorted(source.read))
 
 
 # ---- scenarios: functions of (loop, folder) --------------------------------------------------------------------------
@@ -143,33 +67,6 @@ def memory_of_worker_1(loop, folder):
 def stop_on_worker_1(loop, folder):
     """Only worker 1 gets the signal, after two steps."""
     return train(loop, folder, ToySource(), stop=lambda: loop.workers.rank == 1 and loop.run.position.step >= 2, epochs=2)
-
-
-def own_statistics(workers, folder):
-    """`batch_norm: local`: different statistics while training, their mean in what is kept."""
-    loop = make(workers, batch_norm="local")
-    result = train(loop, folder, ToySource(), epochs=1)
-    result.raw = {b.name: result.state[b.name] for b in loop.step.buffers}
-    loop.keep()
-    result.kept = {b.name: loop.run.snapshot["tensors"][b.name] for b in loop.step.buffers}
-    result.used = {b.name: b.asnumpy().copy() for b in loop.step.buffers}
-    return result
-
-
-class OwnMeans(parallel_step.ParallelStep):
-    """What goes wrong easily: every worker takes the means of its own rows, and the gradients are averaged."""
-
-    def loss(self, scale, *batch):
-        total, aux = parallel_step.GuardedStep.loss(self, scale, *batch[:-1])
-        return total / self.workers, aux
-
-
-def wrongly_averaged(workers, folder):
-    making.ParallelStep = OwnMeans
-    try:
-        return train(make(workers), folder, Uneven(), epochs=1)
-    finally:
-        making.ParallelStep = parallel_step.ParallelStep
 
 
 def refused(call) -> str:
@@ -236,8 +133,9 @@ def ratios(workers, folder):
     return SimpleNamespace(quiet=compare(workers, 1 / 30), silent=compare(workers, 0.0))
 
 
-WITH_LOOP = (healthy, pixel_on_worker_1, label_on_worker_1, bad_derivative, memory_of_worker_1, stop_on_worker_1, agreement)
-OTHERS = (own_statistics, wrongly_averaged, scoring, ratios)
+WITH_LOOP = (healthy, pixel_on_worker_1, label_on_worker_1, bad_derivative, memory_of_worker_1, stop_on_worker_1, agreement,
+             search_fails_on_one)
+OTHERS = (*SETTINGS, scoring, ratios)
 
 
 def make_all(workers: Workers, folder: Path, names=None) -> dict:
@@ -254,6 +152,6 @@ def make_all(workers: Workers, folder: Path, names=None) -> dict:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     with joined(Config()) as joined_workers:
-        everybody = joined_workers.gather(make_all(joined_workers, target))
+        everybody = joined_workers.gather(make_all(joined_workers, target, sys.argv[2:] or None))
         if joined_workers.first:
             (target / "results.pickle").write_bytes(pickle.dumps({name: [each[name] for each in everybody] for name in everybody[0]}))

@@ -1,30 +1,36 @@
-"""The default detection network, 20 SGD steps on drawn samples, in as many workers as msrun starts.
+"""Twenty steps of plain SGD with the default detection network and with a denoiser, in as many workers as msrun starts.
 
-    python tests/workers_trajectory.py FILE.npz      figures (steps, 4) and all tensors after them, by worker 0
+    python tests/workers_trajectory.py FILE.pickle detection waveform      {name: figures and tensors after them}, by worker 0
+
+What takes the time is compiling, so batches are small and nothing is scored. `made` is the same on one worker, for a test.
 """
 
 from pathlib import Path
+import pickle
 import sys
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 import finite  # noqa: E402, F401  (first: it sets what must be set before MindSpore is imported)
+from mindspore import Parameter, Tensor, float32, nn, ops  # noqa: E402
 import numpy as np  # noqa: E402
 
-from finite.config import Config, load  # noqa: E402
+from finite.config import Config, WaveformConfig, load  # noqa: E402
 from finite.data.pipeline import Loader  # noqa: E402
 from finite.guard.report import Limits  # noqa: E402
+from finite.tasks import TASKS  # noqa: E402
 from finite.tasks.base import Field  # noqa: E402
-from finite.tasks.detection.task import DetectionTask  # noqa: E402
+from finite.tasks.waveform.terms import TERMS  # noqa: E402
 from finite.training.making import make_network, make_step  # noqa: E402
-from finite.training.parallel import Workers, joined  # noqa: E402
+from finite.training.parallel import ALONE, Workers, joined  # noqa: E402
 from finite.training.stages import constants_of  # noqa: E402
-from finite.training.state import collect, use_device  # noqa: E402
+from finite.training.state import assign, collect, use_device  # noqa: E402
 
-STEPS, SAMPLES = 20, 200
+STEPS, WRONG, SAMPLES, RATE = 20, 5, 40, 3e-3
+PLAIN = ["optimizer.name=sgd", "optimizer.momentum=0", "training.batch_size=7"]  # 7: no number of workers divides it
 
 
-class Drawn:
+class Pictures:
     """Noise with boxes; a third of the samples has none."""
 
     def __init__(self, size: int):
@@ -44,27 +50,100 @@ class Drawn:
                 "box_weight": np.float32(index % 3 != 0)}
 
 
-def trained(config: Config, workers: Workers) -> dict[str, np.ndarray]:
+class Clips:
+    """A tone each under white noise, of unlike loudness and length; a fifth of the samples does not count."""
+
+    def __init__(self, length: int):
+        self.fields = (
+            Field("noisy", (length,), np.float32, -1, 1, "input"), Field("clean", (length,), np.float32, -1, 1, "target", TERMS),
+            Field("samples", (), np.float32, 1, length, "target", TERMS), Field("kind", (), np.int32, 0, 0, "target"),
+            Field("weight", (), np.float32, 0, 1, "weight"))
+        self.length = length
+        self.ids = self.origins = [f"tone-{i}" for i in range(SAMPLES)]
+
+    def __len__(self):
+        return SAMPLES
+
+    def row(self, index, seed, epoch):
+        count = self.length - 30 * (index % 7)
+        clean, noisy = np.zeros(self.length, np.float32), np.zeros(self.length, np.float32)
+        clean[:count] = 0.5 / (1 + index % 5) * np.sin(np.arange(count) * (0.05 + 0.02 * index))
+        noisy[:count] = clean[:count] + 0.05 * np.random.default_rng(index).standard_normal(count)
+        return {"noisy": noisy, "clean": clean, "samples": np.float32(count), "kind": np.int32(0), "weight": np.float32(index % 5 != 1)}
+
+
+def detection() -> tuple[Config, list[str], Pictures]:
+    """The default network on images of its size, in the joint stage."""
+    config = load(None, PLAIN)
+    return config, list("abcdef"), Pictures(config.model.image_size)
+
+
+def waveform() -> tuple[WaveformConfig, tuple[str, ...], Clips]:
+    """A small denoiser with all three terms, of two resolutions."""
+    config = WaveformConfig.model_validate({
+        "data": {"length": 1024}, "model": {"window": 64, "hop": 32, "channels": 4, "depth": 1, "hidden": 8},
+        "loss": {"resolutions": [{"fft": 64, "hop": 16, "window": 48}, {"fft": 128, "hop": 30, "window": 75}]},
+        "optimizer": {"name": "sgd", "momentum": 0.0}, "training": {"batch_size": 7}})
+    return config, ("white",), Clips(config.data.length)
+
+
+class Reduce(nn.Cell):
+    """The step's AllReduce, and while `wrong` is 1 what goes wrong easily: every worker divides by the weights of its own rows, and
+    the gradients are averaged. A switch, so that both are one compiled graph."""
+
+    def __init__(self, workers: int):
+        super().__init__(auto_prefix=False)
+        self.reduce, self.workers = ops.AllReduce(), float(workers)
+        self.wrong = Parameter(Tensor(0.0, float32), name="wrong", requires_grad=False)
+
+    def construct(self, x):
+        whole = self.reduce(x)
+        if len(x.shape) == 1:  # gradients and tables; the terms' sums have two axes
+            return whole
+        return whole + self.wrong * (self.workers * x - whole)
+
+
+def trained(config: Config, known, source, workers: Workers) -> dict[str, np.ndarray]:
+    """`figures` (steps, 2 + terms): loss, gradient norm, the terms' means; all tensors in the end; `wrong`, as `figures`, of the
+    same steps wrongly averaged (above one worker)."""
     use_device(config)
-    task = DetectionTask(config, list("abcdef"))
+    task = TASKS[config.kind](config, known)
     network = make_network(config, task, workers)
-    network.set_statistics([127] * 3, [70] * 3, [30, 30, 16, 12], [6, 6, 5, 5])
-    source, rows = Drawn(config.model.image_size), config.training.batch_size
-    step = make_step(config, task, network, network, constants_of(network), config.stages[2], source.fields, workers)
-    batches = (batch for epoch in range(10) for batch in Loader(source, rows, 1, 1, workers.part(rows)).epoch(epoch))
-    figures = []
-    for number in range(STEPS):
-        report = step.run(number, next(batches), 1e-3, 1.0, Limits(), source.fields)
-        assert report.good
-        figures.append([report.total, report.norm, *report.blocks["raw"]])
+    if config.kind == "detection":
+        network.set_statistics([127] * 3, [70] * 3, [30, 30, 16, 12], [6, 6, 5, 5])
+    stage, rows = config.stages[-1], config.training.batch_size
+    assert all(stage.weights[term] > 0 for term in task.terms)
+    step = make_step(config, task, network, network, constants_of(network), stage, source.fields, workers)
+    if workers.size > 1:
+        step.reduce = Reduce(workers.size)
+    start = collect(network, step.optimizer)
+
+    def steps(count: int) -> np.ndarray:
+        batches = (batch for epoch in range(STEPS) for batch in Loader(source, rows, 1, 1, workers.part(rows)).epoch(epoch))
+        figures = []
+        for number in range(count):
+            report = step.run(number, next(batches), RATE, 1.0, Limits(), source.fields)
+            assert report.good
+            figures.append([report.total, report.norm, *report.blocks["raw"]])
+        return np.array(figures)
+
+    out = {"figures": steps(STEPS)}
     tensors = collect(network, step.optimizer)
     assert workers.first_difference(tensors) is None
-    return {"figures": np.array(figures), **tensors}
+    if workers.size > 1:
+        assign(network.get_parameters(), start)
+        ops.assign(step.reduce.wrong, Tensor(1.0, float32))
+        out["wrong"] = steps(WRONG)
+    return out | tensors
+
+
+def made(name: str, workers: Workers = ALONE) -> dict[str, np.ndarray]:
+    """`trained` of "detection" or "waveform"."""
+    return trained(*{"detection": detection, "waveform": waveform}[name](), workers)
 
 
 if __name__ == "__main__":
-    settings = load(None, ["optimizer.name=sgd"])
-    with joined(settings) as joined_workers:
-        result = trained(settings, joined_workers)
+    with joined(Config()) as joined_workers:
+        results = {name: made(name, joined_workers) for name in sys.argv[2:]}
         if joined_workers.first:
-            np.savez(sys.argv[1], **result)
+            Path(sys.argv[1]).write_bytes(pickle.dumps(results))

@@ -25,6 +25,7 @@ from finite.pictures import png, sheet
 from finite.tasks.base import Source, Task
 from finite.training.making import make_network, make_step
 from finite.training.optimizers import reach
+from finite.training.parallel import Failed, first_line
 from finite.training.stages import constants_of
 from finite.training.state import assign, collect, with_precision
 from finite.training.search import Search, substitute
@@ -105,10 +106,16 @@ class Investigator:
         self.table = None
         try:
             return self.found(case)
+        except Failed as error:  # of one of several workers, and all of them know
+            return self.unknown(case, str(error))
         except Exception as error:  # whatever it is: the guard alone has saved the run already
-            rows = case.verdict.rows if case.verdict.kind == v.BAD_INPUT else ()
-            line = (str(error).strip().splitlines() or [""])[0][:120]
-            return Finding(None, "forward", case.verdict.terms, rows, f"{UNKNOWN}: looking for it failed ({type(error).__name__}: {line})")
+            if self.loop.workers.size > 1:
+                raise  # the others don't know, and would wait for this one: the run must end (and can be resumed)
+            return self.unknown(case, f"{type(error).__name__}: {first_line(error)}")
+
+    def unknown(self, case: Case, why: str) -> Finding:
+        rows = case.verdict.rows if case.verdict.kind == v.BAD_INPUT else ()
+        return Finding(None, "forward", case.verdict.terms, rows, f"{UNKNOWN}: looking for it failed ({why})")
 
     def found(self, case: Case) -> Finding:
         run, verdict = self.loop.run, case.verdict
@@ -122,8 +129,7 @@ class Investigator:
             search = Search(self.loop, case.batch, case.report.scale, case.limits)
             if verdict.kind in SEARCHED:
                 evidence = replace(evidence, isolation=search.run(bool(verdict.rows)))  # all workers together
-            replayed = self.loop.workers.from_first(lambda: self.concluded(evidence, case, search))
-            return replayed
+            return self.loop.workers.from_first(lambda: self.concluded(evidence, case, search))
         finding = diagnose(evidence, run.task.terms)
         if again and streak is not None:
             finding = replace(finding, cause=f"as in {streak[1]}")
@@ -132,9 +138,12 @@ class Investigator:
     def concluded(self, evidence: Evidence, case: Case, search: Search) -> Finding:
         """What the eager steps add, and what it all comes to. They take the whole batch: of several workers, one makes them."""
         assert case.batch is not None and case.report is not None
-        evidence = self.replays(evidence, case.batch, case.report.scale, search)
-        self.table = evidence.here
-        return diagnose(evidence, self.loop.run.task.terms)
+        try:
+            evidence = self.replays(evidence, case.batch, case.report.scale, search)
+            self.table = evidence.here
+            return diagnose(evidence, self.loop.run.task.terms)
+        except Exception as error:
+            return self.unknown(case, f"{type(error).__name__}: {first_line(error)}")
 
     def replays(self, e: Evidence, batch: Batch, scale: float, search: Search) -> Evidence:
         """The eager steps that this verdict calls for, as long as there is time."""
@@ -209,9 +218,10 @@ class Investigator:
             "step": step, "rate": case.report.learning_rate if case.report else case.rate,
             "scale": case.report.scale if case.report else run.scale.value, "norm_limit": case.limits.norm,
             "point_limit": None if case.limits.points is None else list(case.limits.points), "ids": ids, "origins": origins,
-            "fields": [asdict(f) | {"dtype": np.dtype(f.dtype).name} for f in run.source.fields],
+            "fields": [asdict(f) | {"dtype": np.dtype(f.dtype).name} for f in run.source.fields], "workers": self.loop.workers.size,
         }
-        attached = Attachments(batch, self.loop.tensors(), settings, report, self.picture(case.batch, rows))
+        tensors = collect(run.network, self.loop.optimizer)  # not `loop.tensors`, a meeting: worker 0 writes alone
+        attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
         if finding.cause.startswith("as in "):
             attached = Attachments()  # the first of a streak holds what a replay needs
         rules = run.config.guard.incidents

@@ -43,6 +43,10 @@ T = TypeVar("T")
 AFTER_FIRST = 5.0
 
 
+class Failed(Exception):
+    """What some worker could not do, so that all of them give it up. The message names the worker and its error."""
+
+
 @dataclass(frozen=True)
 class Workers:
     """The workers of a run, seen from number `rank` of `size`. With one worker nothing here does anything."""
@@ -111,9 +115,23 @@ class Workers:
         self.from_first(lambda: mine.append(call()))
         return mine[0] if self.first else call()
 
-    def any(self, flag: bool) -> bool:
-        """Whether it holds on any worker."""
-        return flag if self.size == 1 else any(self.gather(bool(flag)))
+    def any(self, flag: bool, error: Exception | None = None) -> bool:
+        """Whether it holds on any worker.
+
+        With `error` a worker says that it could not go on with what all of them do together. All then give it up: where it is
+        alone the error is raised as it is, else Failed on every worker. So what may fail on one worker, and is not to end the
+        run, asks here before each of its meetings and at its end; then nobody waits for one who will not come.
+        """
+        if self.size == 1:
+            if error is not None:
+                raise error
+            return flag
+        own = None if error is None else f"{type(error).__name__} on worker {self.rank}: {first_line(error)}"
+        told = self.gather((bool(flag), own))
+        failures = [failure for _, failure in told if failure]
+        if failures:
+            raise Failed(failures[0]) from error
+        return any(flag for flag, _ in told)
 
     def whole(self, batch: Batch) -> Batch:
         """The batch with everybody's rows, as each of them has it in memory."""
@@ -234,6 +252,11 @@ def digests(tensors: Mapping[str, np.ndarray]) -> dict[str, str]:
 
 def parameters_of(network: nn.Cell) -> dict[str, np.ndarray]:
     return {p.name: p.asnumpy() for p in network.get_parameters()}
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, shortened."""
+    return (str(error).strip().splitlines() or [""])[0][:120]
 
 
 def _portable(value: Any) -> bytes:

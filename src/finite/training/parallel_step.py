@@ -53,8 +53,8 @@ class ParallelStep(GuardedStep):
         sums = self.reduce(ops.stop_gradient(sums))
         denominator = ops.maximum(sums[0], Tensor(1.0, ms.float32))
         raw, means, share = sums[1] / denominator, sums[2] / denominator, own / denominator
-        if self.bound == "hard":  # a bound on the mean of all workers: above it no worker has a gradient
-            share = ops.select(means > self.cap, ops.zeros_like(share), share)
+        if self.bound == "hard":  # a bound on the mean of all workers: above it each has its part of the cap, and no gradient of it
+            share = ops.select(means > self.cap, ops.full_like(share, self.cap / self.workers), share)
             means = ops.select(means > self.cap, ops.full_like(means, self.cap), means)
         share, whole = share * self.weight_row, means * self.weight_row
         if self.balance:

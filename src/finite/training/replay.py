@@ -1,7 +1,7 @@
 """An incident run again by hand: the compiled step bit by bit, then layer by layer, then crossed with other weights and rows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,15 @@ from finite.training.step import DRY
 @dataclass(frozen=True)
 class Replayed:
     """What a replay found. `same`: the report equals the recorded one to the bit (None: the host refused the batch, or no
-    report was kept). `crossed`: verdicts of the crossings, by a sentence that says what was tried."""
+    report was kept); of a step of several workers, whether the verdict is the recorded one. `apart`: of such a step, how far loss
+    and terms are apart, relatively. `crossed`: verdicts of the crossings, by a sentence that says what was tried."""
 
     report: StepReport | None
     verdict: v.Verdict
     same: bool | None
     table: Replay | None
     crossed: Mapping[str, str]
+    apart: float = 0.0
 
 
 def fields_of(settings: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -71,6 +73,7 @@ class Restored:
         points = settings["point_limit"]
         self.limits = Limits(float(settings["norm_limit"]), None if points is None else np.array(points, np.float64))
         self.half = self.config.training.precision != "O0"
+        self.workers = int(settings.get("workers", 1))  # that made the step
         self.network = make_network(self.config, self.task)
         self.first = {p.name: p.asnumpy().copy() for p in self.network.get_parameters()}  # the initial weights
         constants = constants_of(self.network)
@@ -82,6 +85,12 @@ class Restored:
     def attempt(self, batch: Batch, rate: float) -> tuple[StepReport, v.Verdict]:
         report = self.step.run(0, batch, rate, self.scale, self.limits, self.fields)
         return report, v.judge(report, self.half, dry=rate == DRY)
+
+    def recorded(self, report: StepReport, vector: np.ndarray) -> tuple[StepReport, v.Verdict]:
+        """The recorded report of several workers, and its verdict; `report` is the one of this process."""
+        layout = replace(report.layout, workers=self.workers)
+        other = replace(report, layout=layout, blocks=layout.unpack(vector.astype(np.float32)))
+        return other, v.judge(other, self.half, dry=other.learning_rate == DRY)
 
     def layers(self) -> Replay:
         eager = EagerStep(self.config, self.task, self.fields, self.stage, self.tensors, self.config.training.precision)
@@ -112,10 +121,39 @@ def replay(attached: Attachments, told: Incident) -> tuple[Restored, Replayed]:
         return restored, Replayed(None, refused, None, None, {})
     report, verdict = restored.attempt(restored.batch, restored.rate)
     vector = np.concatenate([report.blocks[n].reshape(-1) for n, _ in report.layout.blocks()])
-    same = None if attached.report is None else vector.tobytes() == attached.report.astype(np.float32).tobytes()
+    same, apart = None, 0.0
+    if attached.report is not None and restored.workers == 1:
+        same = vector.tobytes() == attached.report.astype(np.float32).tobytes()
+    elif attached.report is not None:
+        recorded, judged = restored.recorded(report, attached.report)
+        same, apart = (judged.kind, judged.rows, judged.terms) == (verdict.kind, verdict.rows, verdict.terms), distance(report, recorded)
     ids = list(attached.settings["ids"])
     named = [row for row, i in enumerate(ids) if i in {s["id"] for s in told.samples}]
-    return restored, Replayed(report, verdict, same, restored.layers(), restored.cross(named))
+    return restored, Replayed(report, verdict, same, restored.layers(), restored.cross(named), apart)
+
+
+def distance(report: StepReport, other: StepReport) -> float:
+    """The largest relative difference of loss and terms, where both are finite; Inf where one alone is."""
+    ours, theirs = (np.array([r.total, *r.blocks["raw"], *r.blocks["bounded"]], np.float64) for r in (report, other))
+    fine = np.isfinite(ours) & np.isfinite(theirs)
+    if not np.array_equal(np.isfinite(ours), np.isfinite(theirs)):
+        return float("inf")
+    return float(np.max(np.abs(ours - theirs)[fine] / np.maximum(np.abs(theirs[fine]), 1e-30), initial=0.0))
+
+
+def compared(restored: Restored, found: Replayed) -> str:
+    """How the step's report compares with the recorded one, in a sentence."""
+    assert found.report is not None
+    if restored.workers == 1:
+        return ("the compiled step gives the recorded report again, bit by bit" if found.same else
+                f"the compiled step gives another report than the recorded one (verdict {found.verdict.kind}); on another machine, "
+                "device or version of MindSpore last digits may differ")
+    if restored.config.training.batch_norm == "local":
+        return (f"the report can't be compared: it is of {restored.workers} workers, each with BatchNorm statistics of its own rows "
+                f"(training.batch_norm local), which one process does not repeat (verdict here: {found.verdict.kind})")
+    return (f"recorded by {restored.workers} workers, whose sums have another order, so the report can't be the same bit by bit: "
+            + ("the verdict is the recorded one" if found.same else f"the verdict is another one ({found.verdict.kind})")
+            + f", loss and terms differ by {found.apart:.1g} at most")
 
 
 def tell(folder: Path, layers: bool, console: Console) -> None:
@@ -127,9 +165,7 @@ def tell(folder: Path, layers: bool, console: Console) -> None:
     if found.report is None:
         console.line(f"the host refuses the batch again, before the step: {found.verdict.sentence}")
     elif found.same is not None:
-        console.line("the compiled step gives the recorded report again, bit by bit" if found.same else
-                     f"the compiled step gives another report than the recorded one (verdict {found.verdict.kind}); on another machine, "
-                     "device, version of MindSpore or number of workers last digits may differ")
+        console.line(compared(restored, found))
     spoilt = not_finite(dict(attached.tensors or {}))
     if spoilt:
         console.line(f"not finite before the step: {', '.join(spoilt[:5])}")

@@ -2,6 +2,9 @@
 
 A healthy other batch is needed to compare with. It is looked for among the batches of the epoch; where an epoch is one
 batch, among the parts of the bad batch itself. If several sound-looking batches are bad too, it is the weights.
+
+Several workers search in step with each other, each attempt being one of all of them. What fails on one of them is told at the
+next meeting, and all end the search.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from finite.data.pipeline import Batch
 from finite.guard import verdict as v
 from finite.guard.isolate import Isolation, Spent, isolate
 from finite.guard.report import Limits
+from finite.training.parallel import Failed
 from finite.training.screen import screened
 from finite.training.step import DRY
 
@@ -56,16 +60,17 @@ class Search:
         self.fields = loop.run.source.fields
         self.until = time.monotonic() + SECONDS
         self.donor: Batch | None = None
+        self.attempting = False  # in the midst of a step, where no worker can tell the others anything
 
     def spent(self) -> bool:
         return time.monotonic() > self.until
 
     def bad(self, batch: Batch) -> bool:
         """Would a step with this batch be refused? Raises Spent when the time is up."""
-        if self.loop.workers.any(self.spent()):
-            raise Spent
-        run = self.loop.run
+        self.meet()
+        run, self.attempting = self.loop.run, True
         report = self.loop.step.run(run.position.step, batch, DRY, self.scale, self.limits, self.fields)
+        self.attempting = False
         return v.judge(report, run.scale.half, dry=True).kind != v.HEALTHY
 
     def others(self) -> Iterator[Batch]:
@@ -76,16 +81,35 @@ class Search:
         numbers = [n for n in (*range(now + 1, last), *range(now), last) if n != now and n <= last]
         if loop.steps_per_epoch > 1:
             for number in dict.fromkeys(numbers):
-                yield loop.workers.whole(loop.loader.batch(position.data_epoch, number, quarantined))
+                batch = loop.loader.batch(position.data_epoch, number, quarantined)
+                self.meet()
+                yield loop.workers.whole(batch)
         rows = len(self.batch.use)
         for parts in (2, 4):
             for part in np.array_split(np.arange(rows), parts):
                 if len(part) > 1:
                     yield repeated(self.batch, part.tolist())
 
+    def meet(self) -> None:
+        """Before each meeting of several workers. Raises Spent when the time is up on any, Failed when one could not go on."""
+        if self.loop.workers.any(self.spent()):
+            raise Spent
+
     def run(self, named: bool) -> Isolation | None:
         """Find the rows at fault; with `named` the table named them, and only the weights are to be cleared of it. None
-        where nothing can be said."""
+        where nothing can be said. Raises Failed on all workers when the search failed on one of several."""
+        try:
+            found = self.found(named)
+        except Failed:
+            raise
+        except Exception as error:
+            if not self.attempting:
+                self.loop.workers.any(False, error)  # raises
+            raise
+        self.loop.workers.any(False)
+        return found
+
+    def found(self, named: bool) -> Isolation | None:
         tried = 0
         try:
             for other in self.others():
