@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 from pycocotools.coco import COCO
 from small_run import CLASSES, draw_set, make_run, small_config
 
@@ -22,6 +23,7 @@ from finite.predict import predict
 from finite.tasks import TASKS
 from finite.tasks.detection.dense.locations import STRIDES
 from finite.tasks.detection.dense.network import DenseNetwork
+from finite.tasks.detection.dense.pictures import scene
 from finite.tasks.detection.exported import drawn
 from finite.trained import open_trained
 
@@ -150,6 +152,14 @@ def test_a_bad_sample_is_drawn_whatever_its_numbers():
     assert [picture.width for picture in task.show(None, batch, ["bad"])] == [288]
     outputs = {"boxes": np.zeros((1, 2, 4)), "scores": np.zeros((1, 2)), "labels": np.full((1, 2), -2)}
     assert len(task.show(outputs, batch, ["bad"])) == 1 and task.merit(outputs, batch).tolist() == [-1]
+
+
+def test_the_surest_of_two_answers_in_one_place_is_the_one_to_read():
+    boxes, image = np.array([[20.0, 60, 200, 200]] * 2), Image.new("RGB", (320, 240))
+    found = {"boxes": boxes, "labels": np.array([0, 1]), "scores": np.array([0.9, 0.3])}
+    both, alone, other = (np.asarray(scene(image, ["square", "disc"], {name: values[rows] for name, values in found.items()}, None, ""))[40:60]
+                          for rows in (slice(0, 2), slice(0, 1), slice(1, 2)))
+    assert (both == alone).all() and (both != other).any()
 
 
 def test_the_kind_of_the_task_follows_the_head_and_settings_that_contradict_it_are_refused():

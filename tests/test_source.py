@@ -76,7 +76,7 @@ def test_rows_are_the_same_bytes_with_and_without_cache_in_any_order_and_thread(
 
 
 def test_the_cache_holds_what_fits_and_decodes_each_image_once(tmp_path, monkeypatch):
-    import finite.tasks.detection.source as module
+    import finite.data.kept as module
 
     opened = []
     original = module.open_rgb

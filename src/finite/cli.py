@@ -326,8 +326,8 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = verb(
         "evaluate", _evaluate, "score a run",
-        "Score the best checkpoint of a run, or a file exported from it, on its test split,\n"
-        "or on another folder.",
+        "Score the best checkpoint of a run, or a file exported from it, on its test\n"
+        "split or on another folder.",
         "  python main.py evaluate runs/20250131-120000\n"
         "  python main.py evaluate runs/20250131-120000 --export onnx\n"
         "  python main.py evaluate runs/20250131-120000 --data more/photos",

@@ -36,7 +36,7 @@ def scene(image: Image.Image, classes: Sequence[str], found: Mapping[str, np.nda
         draw.outline(pencil, [value * scale for value in box], colour, thick)
         if found is None or colour == MISSED:
             write(pencil, box[0] * scale, box[3] * scale, named(classes, label), colour, letters)
-    for box, label, score, whose in zip(shown["boxes"], shown["labels"], shown["scores"], taken):
+    for box, label, score, whose in reversed(list(zip(shown["boxes"], shown["labels"], shown["scores"], taken))):  # the surest on top
         colour = FALSE if truth is not None and whose == -1 else RIGHT
         draw.outline(pencil, [value * scale for value in box], colour, thick)
         write(pencil, box[0] * scale, box[1] * scale - letters.size - 3, f"{named(classes, label)} {draw.percent(float(score))}", colour, letters)
