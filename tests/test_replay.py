@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ import yaml
 from small_run import draw_set
 
 from finite import cli
+from finite.config import Config
 from finite.guard import incident
+from finite.guard import verdict as v
 from finite.guard.report import GIVEN, HEAD, NO_SIGNAL
 from finite.monitor.console import Console
-from finite.training.replay import tell
+from finite.training.replay import Replayed, compared, tell
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,29 +52,28 @@ def test_step_is_replayed_bit_by_bit_with_its_layers(run, capfd):
     assert "another report" not in out
 
 
-def of_two_workers(folder, base, changed=1.0, **training):
-    """The incident as two workers would have written it: signals behind the report, last digits other."""
-    told, attached = incident.read(folder)
-    report = attached.report.astype(np.float32).copy()
-    report[len(GIVEN) + HEAD.index("total")] *= 1 + 1e-6 * changed
-    report = np.concatenate((report, np.array([NO_SIGNAL] * 2, np.float32).ravel()))
-    config = attached.settings["config"]
-    settings = {**attached.settings, "workers": 2, "config": config | {"training": config["training"] | training}}
-    written, _ = incident.write(base, folder.name, told, replace(attached, report=report, settings=settings), [], 9, 100)
-    return written
-
-
 def test_step_of_two_workers_is_compared_within_rounding_and_the_line_says_why(run, tmp_path, capfd):
-    folder = incident.folders(run / "incidents")[0]
-    for name, changed, training, wanted in (
-            ("alike", 1.0, {}, "recorded by 2 workers, whose sums have another order, so the report can't be the same bit by bit: "
-             "the verdict is the recorded one, loss and terms differ by 1e-06 at most"),
-            ("other", 1e5, {}, "the verdict is the recorded one, loss and terms differ by 0.09 at most"),
-            ("local", 1.0, {"batch_norm": "local"}, "the report can't be compared: it is of 2 workers, each with BatchNorm statistics of "
-             "its own rows")):
-        tell(of_two_workers(folder, tmp_path / name, changed, **training), False, Console(plain=True))
-        said = " ".join(capfd.readouterr().out.split())
-        assert wanted in said and "bit by bit;" not in said and "another report" not in said, said
+    told, attached = incident.read(incident.folders(run / "incidents")[0])
+    report = attached.report.astype(np.float32).copy()  # as two workers would have written it: other last digits, and signals
+    report[len(GIVEN) + HEAD.index("total")] *= 1 + 1e-6
+    report = np.concatenate((report, np.array([NO_SIGNAL] * 2, np.float32).ravel()))
+    two = replace(attached, report=report, settings={**attached.settings, "workers": 2})
+    folder, _ = incident.write(tmp_path, "step-000001", told, two, [], 9, 100)
+    tell(folder, False, Console(plain=True))
+    said = " ".join(capfd.readouterr().out.split())
+    assert ("recorded by 2 workers, whose sums have another order, so the report can't be the same bit by bit: the verdict is the "
+            "recorded one, loss and terms differ by 1e-06 at most") in said
+    assert "another report" not in said and "again, bit by bit" not in said
+
+
+def test_what_cannot_be_compared_is_said():
+    found = Replayed(SimpleNamespace(), v.Verdict(v.HEALTHY), False, None, {}, 0.09)
+
+    def of(batch_norm):
+        return SimpleNamespace(workers=3, config=Config.model_validate({"training": {"batch_norm": batch_norm}}))
+
+    assert compared(of("synchronised"), found).endswith("the verdict is another one (healthy), loss and terms differ by 0.09 at most")
+    assert compared(of("local"), found).startswith("the report can't be compared: it is of 3 workers, each with BatchNorm statistics of")
 
 
 def test_replay_without_state_or_for_a_folder_that_is_none_is_one_line(run, tmp_path):

@@ -100,11 +100,13 @@ def test_ctrl_c_writes_a_checkpoint_and_ends_all(tmp_path):
 @pytest.mark.slow
 def test_bare_msrun_makes_the_whole_run_whose_incident_one_process_replays(tmp_path):
     """MindSpore's launcher as docs/workers.md calls it for a cluster; spikes are refused at a limit that a usual step passes."""
-    runs = prepared(tmp_path, SMALL.replace("epochs: 6", "epochs: 2") + "guard: {spike: {mode: refuse, factor: 1.01, window: 8}, rewind_after: 100}\n")
+    spikes = "guard: {diagnose: false, spike: {mode: refuse, factor: 1.01, window: 8}}\n"
+    runs = prepared(tmp_path, SMALL.replace("epochs: 6", "epochs: 2") + spikes)
     small = (tmp_path / "config.yaml").rename(tmp_path / "small.yaml")
     bin_folder = Path(sys.executable).parent  # msrun calls the `python` that comes first in PATH
-    command = [str(bin_folder / "msrun"), "--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1", f"--master_port={launcher.free_port()}",
-               f"--log_dir={tmp_path / 'logs'}", "--join=True", "python", str(ROOT / "main.py"), "--stage", "all", "--config", str(small)]
+    command = [str(bin_folder / "msrun"), "--worker_num=2", "--local_worker_num=2", "--master_addr=127.0.0.1",
+               f"--master_port={launcher.free_port()}", f"--log_dir={tmp_path / 'logs'}", "--join=True",
+               "python", str(ROOT / "main.py"), "--stage", "all", "--config", str(small)]
     environment = os.environ | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
