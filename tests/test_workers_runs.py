@@ -111,7 +111,7 @@ def test_bare_msrun_makes_the_whole_run_whose_incident_one_process_replays(tmp_p
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
     assert done.returncode == 0, (done.stdout[-2000:], {name: text[-2000:] for name, text in logs.items()})
-    (run,) = runs.iterdir()
+    (run,) = (folder for folder in runs.iterdir() if folder.name != ".audits")  # those are what is remembered of the data
     assert "2 workers: global batch 7 = 4 + 3 samples" in logs["worker_0.log"] and "Traceback" not in "".join(logs.values())
     assert json.loads((run / "metrics.json").read_text())["images"] == 21 and (run / "export" / "model.json").exists()
     assert json.loads((run / "environment.json").read_text())["workers"] == 2
