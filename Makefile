@@ -57,10 +57,10 @@ dashboard: $(PROJECT)
 	@$(PYTHON) tools/dashboard.py $(ARGS)
 
 test: $(PROJECT)
-	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --durations=10 $(ARGS)
+	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 test-all: $(PROJECT)
-	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --durations=10 -m '' $(ARGS)
+	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --durations=10 -m '' $(ARGS)
 
 bench: $(PROJECT) $(SHAPES)
 	@$(PYTHON) tools/benchmark.py $(ARGS)

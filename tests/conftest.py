@@ -31,6 +31,14 @@ def pytest_addoption(parser):
                      help="the browser tests must run: what they need is made, and they fail where they would be skipped")  # fmt: skip
 
 
+#: Files that take minutes, nearly all of it for compiling. They begin first, so that no core is left with one at the end.
+LONG = ("test_workers_networks", "test_workers", "test_dense_stages", "test_browser", "test_drill", "test_trainer", "test_waveform_run")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
 @pytest.fixture(scope="session")
 def three_refused(tmp_path_factory):
     """A recorded run of 3,000 real steps of a small network, three of them refused."""

@@ -35,4 +35,4 @@ def test_memory_grows_by_less_than_a_kilobyte_an_annotation_and_masks_cost_nothi
         assert found.objects_total == 4000
         grown[name] = held / 4000
         assert (peak - 2 * path.stat().st_size) / 4000 < 1000  # the text itself, as bytes and decoded, comes in addition
-    assert grown["plain"] < 700 and grown["masks"] < 1.1 * grown["plain"], grown
+    assert grown["plain"] < 700 and grown["masks"] < grown["plain"] + 300, grown  # a mask's hundred numbers would be 3,200 bytes

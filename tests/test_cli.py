@@ -10,6 +10,7 @@ import pytest
 
 from finite import cli, config, options
 from finite.errors import GuardStop, Interrupted, UserError
+from finite.monitor.console import Console
 from finite.run import RunFolder, TrainOptions, write_text
 from finite.training.parallel import ALONE
 
@@ -111,12 +112,13 @@ def test_the_other_verbs_get_the_run_and_log_into_it(verbs, monkeypatch):
     said.export = lambda run, console: console.line("exporting")
     monkeypatch.setitem(sys.modules, "finite.export", said)
     for argv in (
-        ["evaluate", "runs/a", "--data", "d"], ["evaluate", "runs/a"], ["export", "runs/a"],
+        ["evaluate", "runs/a", "--data", "d"], ["evaluate", "runs/a"], ["evaluate", "runs/a", "--export", "onnx"], ["export", "runs/a"],
         ["predict", "runs/a", "x.jpg", "y", "--out", "o"], ["doctor"],
     ):
         assert cli.main(argv) == 0
-    assert [(name, args[:-1]) for name, args in verbs] == [
-        ("evaluate", (run, Path("d"))), ("evaluate", (run, None)),
+    called = [(name, tuple(arg for arg in args if not isinstance(arg, Console))) for name, args in verbs]
+    assert called == [
+        ("evaluate", (run, Path("d"), None)), ("evaluate", (run, None, None)), ("evaluate", (run, None, "onnx")),
         ("predict", (run, [Path("x.jpg"), Path("y")], Path("o"))), ("examine", (Path("runs"),)),
     ]
     assert "exporting" in run.log.read_text()

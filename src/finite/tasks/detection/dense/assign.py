@@ -144,9 +144,9 @@ class Atss(Assignment):
         deviation = ops.sqrt(ops.sum((square - mean) * (square - mean) * near, 2, True) / (count - 1.0))
 
         metric = (square + NEAR / (1.0 + away)) * near * inside
-        least = mean + deviation
+        least = ops.minimum(mean + deviation, ops.amax(metric, 2, True))
         chosen = self.one_object(square, self.at_least(metric, least))
-        asked = ops.maximum(self.overlap(low, high, true_low, true_high), LEAST) * chosen
+        asked = (LEAST + ops.relu(self.overlap(low, high, true_low, true_high) - LEAST)) * chosen  # the larger of the two
         return self.by_location(asked, chosen, classes, true_low, true_high)
 
 
