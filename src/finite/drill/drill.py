@@ -211,7 +211,7 @@ def plan(names: Sequence[str], tested: Sequence[str], seeds: Sequence[int]) -> l
         groups.setdefault(SAME_GRAPH.get(variant, variant), []).extend(runs)
 
     for variant in dict.fromkeys(map(compared_with, names)):
-        put(variant, [("clean", variant, seed) for seed in CLEAN_SEEDS[: 2 if variant in OTHER_TASKS else None]])
+        put(variant, [("clean", variant, seed) for seed in CLEAN_SEEDS])
     for name in sorted(names, key=lambda name: name not in machine.FAULTS):  # these take longest
         put(variant_of(name), [("fault", name, seed) for seed in seeds])
     for name in tested:
