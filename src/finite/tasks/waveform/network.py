@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from finite.tasks.initial import constant, initialise
+from finite.tasks.initial import constant, initialise, set_constants
 
 #: Neighbouring bins that are channels of one place: few channels on many places are slow.
 FOLD = 8
@@ -174,11 +174,7 @@ class Network(nn.Cell):
     def set_statistics(self, power_mean: np.ndarray, power_std: np.ndarray) -> None:
         """Mean and deviation of the log powers, (K - 1,) each. Only before the cell is compiled. Raises ValueError for a value
         that is not finite or a deviation not above 0."""
-        for parameter, value in ((self.power_mean, power_mean), (self.power_std, power_std)):
-            value = np.asarray(value, np.float32)
-            if value.shape != parameter.shape or not np.isfinite(value).all() or parameter is self.power_std and (value <= 0).any():
-                raise ValueError(f"{parameter.name}: {value.tolist()[:3]}... can't scale anything")
-            parameter.set_data(Tensor(value))
+        set_constants(((self.power_mean, power_mean), (self.power_std, power_std)))
 
     def construct(self, noisy):
         coefficients = ops.cast(self.analysis(noisy), mstype.float32)
