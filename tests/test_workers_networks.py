@@ -1,4 +1,4 @@
-"""The networks of both tasks train alike on one, two and three workers; a wrong averaging of gradients does not."""
+"""The networks of all tasks train alike on one, two and three workers; a wrong averaging of gradients does not."""
 
 import pickle
 from pathlib import Path
@@ -16,8 +16,8 @@ QUIET = SimpleNamespace(line=print)
 
 @pytest.fixture(scope="module")
 def ref():
-    """Both networks, trained in this process alone."""
-    return {name: trajectory.made(name) for name in ("detection", "waveform")}
+    """The networks, trained in this process alone."""
+    return {name: trajectory.made(name) for name in ("detection", "dense", "waveform")}
 
 
 def over_workers(folder: Path, count: int, *names: str) -> dict[str, dict[str, np.ndarray]]:
@@ -29,7 +29,7 @@ def over_workers(folder: Path, count: int, *names: str) -> dict[str, dict[str, n
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return over_workers(tmp_path_factory.mktemp("two"), 2, "detection", "waveform")
+    return over_workers(tmp_path_factory.mktemp("two"), 2, "detection", "dense", "waveform")
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +58,13 @@ def test_default_detection_network_on_two_and_three_workers(ref, two, three):
         assert_same_weights(results["detection"], ref["detection"])
 
 
+def test_dense_network_on_two_workers(ref, two):
+    figures = ref["dense"]["figures"]
+    assert (figures[:, 2:] > 0).all() and figures[-1, 0] < 0.95 * figures[0, 0]
+    assert_same_run(two["dense"]["figures"], figures)
+    assert_same_weights(two["dense"], ref["dense"])
+
+
 def test_waveform_network_with_all_three_terms_on_two_workers(ref, two):
     figures = ref["waveform"]["figures"]
     assert figures.shape == (trajectory.STEPS, 5) and (figures[:, 2:] > 0).all() and figures[-1, 0] < 0.95 * figures[0, 0]
@@ -66,7 +73,7 @@ def test_waveform_network_with_all_three_terms_on_two_workers(ref, two):
 
 
 def test_averaging_each_workers_own_means_is_another_run(ref, two, three):
-    for name, results in (("detection", two), ("detection", three), ("waveform", two)):
+    for name, results in (("detection", two), ("detection", three), ("dense", two), ("waveform", two)):
         wrong = results[name]["wrong"]
         with pytest.raises(AssertionError):
             assert_same_run(wrong, ref[name]["figures"])

@@ -1,6 +1,6 @@
-"""Twenty steps of plain SGD with the default detection network and with a denoiser, in as many workers as msrun starts.
+"""Twenty steps of plain SGD with the default detection network, a dense one and a denoiser, in as many workers as msrun starts.
 
-    python tests/workers_trajectory.py FILE.pickle detection waveform      {name: figures and tensors after them}, by worker 0
+    python tests/workers_trajectory.py FILE.pickle detection dense waveform      {name: figures and tensors after them}, by worker 0
 
 What takes the time is compiling, so batches are small and nothing is scored. `made` is the same on one worker, for a test.
 """
@@ -26,7 +26,8 @@ from finite.training.parallel import ALONE, Workers, joined  # noqa: E402
 from finite.training.stages import constants_of  # noqa: E402
 from finite.training.state import assign, collect, use_device  # noqa: E402
 
-STEPS, WRONG, SAMPLES, RATE = 20, 5, 40, 3e-3
+STEPS, WRONG, SAMPLES = 20, 5, 40
+RATES = {"detection": 3e-3, "dense": 0.1, "waveform": 3e-3}
 PLAIN = ["optimizer.name=sgd", "optimizer.momentum=0", "training.batch_size=7"]  # 7: no number of workers divides it
 
 
@@ -48,6 +49,30 @@ class Pictures:
         box = np.array([20 + index % 20, 30, 10 + index % 15, 12], np.float32)
         return {"image": self.images[index], "label": np.int32(index % 6), "box": box, "class_weight": np.float32(1),
                 "box_weight": np.float32(index % 3 != 0)}
+
+
+class Scenes:
+    """Noise with up to three objects each, an ignored one among them; a quarter of the images has none."""
+
+    def __init__(self, size: int, places: int = 3):
+        self.fields = (
+            Field("image", (3, size, size), np.float32, 0, 255, "input"), Field("labels", (places,), np.int32, 0, 3, "target", ("class",)),
+            Field("boxes", (places, 4), np.float32, 0, size, "target", ("box",)),
+            Field("ignored", (places,), np.int32, 0, 2, "target", ("class",)), Field("present", (places,), np.float32, 0, 1, "weight"),
+            Field("image_weight", (), np.float32, 0, 1, "weight"))
+        self.places = places
+        self.images = np.random.default_rng(1).uniform(0, 255, (SAMPLES, 3, size, size)).astype(np.float32)
+        self.ids = self.origins = [f"scene-{i}" for i in range(SAMPLES)]
+
+    def __len__(self):
+        return SAMPLES
+
+    def row(self, index, seed, epoch):
+        here = np.arange(self.places)
+        boxes = np.stack((12 + 19 * here, 20 + (index * 7 + 5 * here) % 30, 9 + (index + here) % 9, 8 + (index * 3 + here) % 13), 1)
+        return {"image": self.images[index], "labels": ((index + here) % 4).astype(np.int32), "boxes": boxes.astype(np.float32),
+                "ignored": ((here == 2) & (index % 5 == 0)).astype(np.int32), "present": (here < index % 4).astype(np.float32),
+                "image_weight": np.float32(1)}
 
 
 class Clips:
@@ -76,6 +101,12 @@ def detection() -> tuple[Config, list[str], Pictures]:
     """The default network on images of its size, in the joint stage."""
     config = load(None, PLAIN)
     return config, list("abcdef"), Pictures(config.model.image_size)
+
+
+def dense() -> tuple[Config, list[str], Scenes]:
+    """A small network for many objects; the loss is divided by the number of positives, which no two workers share."""
+    config = load(None, [*PLAIN, "model.head=dense", "model.image_size=64", "model.width=8", "model.head_channels=8", "loss.box=giou"])
+    return config, list("abcd"), Scenes(config.model.image_size)
 
 
 def waveform() -> tuple[WaveformConfig, tuple[str, ...], Clips]:
@@ -111,6 +142,8 @@ def trained(config: Config, known, source, workers: Workers) -> dict[str, np.nda
     network = make_network(config, task, workers)
     if config.kind == "detection":
         network.set_statistics([127] * 3, [70] * 3, [30, 30, 16, 12], [6, 6, 5, 5])
+    elif config.kind == "dense":
+        network.set_statistics([127] * 3, [70] * 3, np.full((3, 4), 8), np.full((3, 4), 4))
     stage, rows = config.stages[-1], config.training.batch_size
     assert all(stage.weights[term] > 0 for term in task.terms)
     step = make_step(config, task, network, network, constants_of(network), stage, source.fields, workers)
@@ -122,7 +155,7 @@ def trained(config: Config, known, source, workers: Workers) -> dict[str, np.nda
         batches = (batch for epoch in range(STEPS) for batch in Loader(source, rows, 1, 1, workers.part(rows)).epoch(epoch))
         figures = []
         for number in range(count):
-            report = step.run(number, next(batches), RATE, 1.0, Limits(), source.fields)
+            report = step.run(number, next(batches), RATES[config.kind], 1.0, Limits(), source.fields)
             assert report.good
             figures.append([report.total, report.norm, *report.blocks["raw"]])
         return np.array(figures)
@@ -138,8 +171,8 @@ def trained(config: Config, known, source, workers: Workers) -> dict[str, np.nda
 
 
 def made(name: str, workers: Workers = ALONE) -> dict[str, np.ndarray]:
-    """`trained` of "detection" or "waveform"."""
-    return trained(*{"detection": detection, "waveform": waveform}[name](), workers)
+    """`trained` of "detection", "dense" or "waveform"."""
+    return trained(*{"detection": detection, "dense": dense, "waveform": waveform}[name](), workers)
 
 
 if __name__ == "__main__":
