@@ -60,8 +60,8 @@ def test_bad_cells_are_those_that_are_not_finite_and_count():
     values = [[np.nan, 1, np.inf, 2], [1, -np.inf, 1, np.nan]]
     made = report(values=values, weights=[[1, 1, 0, 1], [1, 0.5, 1, 0]])
     assert made.table_bad().tolist() == [[True, False, False, False], [False, True, False, False]]
-    assert made.bad_terms() == ["class", "box"]
-    assert report(values=values, weights=np.zeros((2, 4))).bad_terms() == []
+    assert made.table_bad().any(1).all()
+    assert not report(values=values, weights=np.zeros((2, 4))).table_bad().any()
 
 
 def test_flags_are_told_by_name():

@@ -6,6 +6,8 @@ it. The guard and the monitor know steps by this page only.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+import math
 
 import numpy as np
 
@@ -66,13 +68,19 @@ class Layout:
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """The blocks of a report vector by name. Raises ValueError when the vector's length is not the layout's."""
-        out, at = {}, 0
+        places = self._places
+        if places[-1][2] != vector.size:
+            raise ValueError(f"report vector holds {vector.size} numbers, its layout {places[-1][2]}")
+        return {name: vector[start:end].reshape(shape) for name, start, end, shape in places}
+
+    @cached_property
+    def _places(self) -> list[tuple[str, int, int, tuple[int, ...]]]:
+        """Name, start, end and shape of each block; kept, as every step asks."""
+        out, at = [], 0
         for name, shape in self.blocks():
-            size = int(np.prod(shape))
-            out[name] = vector[at : at + size].reshape(shape)
+            size = math.prod(shape)
+            out.append((name, at, at + size, shape))
             at += size
-        if at != vector.size:
-            raise ValueError(f"report vector holds {vector.size} numbers, its layout {at}")
         return out
 
 
@@ -133,9 +141,6 @@ class StepReport:
     def not_finite(self, block: str, names: Sequence[str]) -> list[str]:
         """The names whose number in a block of sums is not finite."""
         return [name for name, finite in zip(names, np.isfinite(self.blocks[block])) if not finite]
-
-    def bad_terms(self) -> list[str]:
-        return [name for name, row in zip(self.layout.terms, self.table_bad()) if row.any()]
 
     def bad_fields(self) -> list[tuple[str, int]]:
         """(field, row) of every input or target that is not finite or out of its declared range."""
