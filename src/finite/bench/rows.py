@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import asdict
 import json
-import os
 from pathlib import Path
 import subprocess
 import sys
@@ -17,8 +16,6 @@ from finite.bench import data
 from finite.bench.paired import pairs
 from finite.config import Config
 
-#: Values of the variables in `finite.runtime` that leave MindSpore as it comes.
-STOCK = {"MS_DEV_JIT_PIPELINE": "1", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
 PAIRS = 200
 
 
@@ -44,34 +41,11 @@ def against_torch(config: Config) -> dict[str, Any]:
     return asdict(pairs(guarded_step(config, config.stages[-1])[0], other, PAIRS))
 
 
-def child_step_ms() -> float:
-    """Median ms of 20 guarded steps in this process; the child of `against_stock`."""
-    from finite.bench.steps import guarded_step
-    from finite.training.state import use_device
+def backend(_: Config) -> dict[str, Any]:
+    """See bench/backend.py."""
+    from finite.bench.backend import changes
 
-    config = Config()
-    use_device(config)
-    run, _, _ = guarded_step(config, config.stages[-1])
-    times = []
-    for _ in range(25):
-        began = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - began)
-    return float(np.median(times[5:])) * 1e3
-
-
-def against_stock(config: Config) -> dict[str, Any]:
-    """The guarded step as Finite starts MindSpore, against MindSpore's own settings, in processes that take turns."""
-    code = "import finite; from finite.bench.rows import child_step_ms; print(child_step_ms())"
-    medians: dict[str, list[float]] = {"finite": [], "stock": []}
-    clean = {k: v for k, v in os.environ.items() if k not in STOCK}
-    for _ in range(3):
-        for name, extra in (("finite", {}), ("stock", STOCK)):
-            done = subprocess.run([sys.executable, "-c", code], env=clean | extra, capture_output=True, text=True, check=True)
-            medians[name].append(float(done.stdout.split()[-1]))
-    ratios = [stock / ours for stock, ours in zip(medians["stock"], medians["finite"])]
-    return {"finite_ms": float(np.median(medians["finite"])), "stock_ms": float(np.median(medians["stock"])),
-            "stock_over_finite": float(np.median(ratios)), "rounds": len(ratios)}
+    return changes()
 
 
 def pipeline(config: Config) -> dict[str, Any]:
@@ -160,7 +134,7 @@ def unused(_: Config) -> dict[str, Any]:
 
 
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "guard": guard_cost, "torch": against_torch, "stock": against_stock, "pipeline": pipeline, "incident": incidents,
+    "guard": guard_cost, "torch": against_torch, "backend": backend, "pipeline": pipeline, "incident": incidents,
     "data": reading, "recording": recording_cost, "stft": stft, "unused": unused, "job": job,
 }
 
@@ -190,9 +164,10 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
     if name == "torch":
         return [("guarded step / PyTorch eager step", f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]  "
                  f"({found['first_ms']:.0f} / {found['second_ms']:.0f} ms, {found['pairs']} pairs)")]
-    if name == "stock":
-        return [("step under MindSpore's own settings / as Finite sets them",
-                 f"{found['stock_over_finite']:.2f}  ({found['stock_ms']:.0f} / {found['finite_ms']:.0f} ms)")]
+    if name == "backend":
+        from finite.bench.backend import lines as backend_lines
+
+        return list(backend_lines(found))
     if name == "pipeline":
         eaten = ", ".join(f"{stage} {rate:.0f}" for stage, rate in found["eaten"].items())
         return [("images/s prepared (first epoch, decoding)", f"{found['prepared']:.0f} ({found['first_epoch']:.0f})"),
