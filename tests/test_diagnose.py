@@ -79,7 +79,7 @@ def test_backward_names_term_and_formula_whose_derivative_is_bad():
     bad = table(row("conv", gradient=NAN), row("dense", gradient=NAN), gradients={"conv.weight": NAN, "dense.weight": NAN})
     good = table(row("conv", gradient=1.0), row("dense", gradient=1.0))
     found = diagnose(Evidence(v.Verdict(v.BAD_GRADIENT), here=bad, by_term={"class": good, "box": bad},
-                              isolation=Isolation("sample", (1,), 9)), TERMS)
+                              isolation=Isolation("sample", (1,))), TERMS)
     assert (found.layer, found.direction, found.terms, found.rows) == ("loss term box", "backward", ("box",), (1,))
     assert "derivative is not" in found.cause
 
@@ -136,7 +136,7 @@ def test_growing_norms_are_a_cause_only_where_nothing_better_is_known():
 def test_rows_that_the_table_names_are_cleared_when_other_samples_are_bad_on_these_weights_too():
     here = table(row("dense"), values=((1, 1), (1, INF)))
     verdict = v.Verdict(v.BAD_TERM, (1,), ("box",))
-    assert diagnose(Evidence(verdict, here=here, isolation=Isolation("state", (), 3)), TERMS).rows == ()
+    assert diagnose(Evidence(verdict, here=here, isolation=Isolation("state")), TERMS).rows == ()
     assert diagnose(Evidence(verdict, here=here), TERMS).rows == (1,)
 
 

@@ -13,7 +13,7 @@ SIZE = 3 + 5 + 2 + 2 + 2 + 8 + 8 + 8 + 3 + 3 + 1 + 2 + 2 + 2
 def report(**blocks):
     """A report of zeros but for these blocks."""
     held = LAYOUT.unpack(np.zeros(SIZE, np.float32)) | {name: np.asarray(b, np.float32) for name, b in blocks.items()}
-    return StepReport(5, LAYOUT, (10, 11, 12, 13), np.ones(4, np.float32), held, 0.1)
+    return StepReport(5, LAYOUT, (10, 11, 12, 13), held, 0.1)
 
 
 def test_blocks_cover_the_vector_in_order_without_gap_or_overlap():

@@ -13,7 +13,7 @@ LAYOUT = Layout(("class", "box"), ("image", "box"), ("a", "b", "c", "d", "e"), (
 NAN, INF = np.nan, np.inf
 
 
-def made(used=(1, 1, 1, 1), weights=None, head=None, active=(True, True), **places):
+def made(weights=None, head=None, active=(True, True), **places):
     """A refused report that is clean but for values at places: block=[(index, value), ...]; `head` by name."""
     size = sum(int(np.prod(shape)) for _, shape in LAYOUT.blocks())
     blocks = LAYOUT.unpack(np.zeros(size, np.float32))
@@ -24,7 +24,7 @@ def made(used=(1, 1, 1, 1), weights=None, head=None, active=(True, True), **plac
     for block, values in places.items():
         for index, value in values:
             blocks[block][index] = value
-    return StepReport(0, replace(LAYOUT, active=active), (20, 21, 22, 23), np.array(used, np.float32), blocks, 0.0)
+    return StepReport(0, replace(LAYOUT, active=active), (20, 21, 22, 23), blocks, 0.0)
 
 
 #: One fault each, in the order of precedence: (block values, head values).
@@ -83,14 +83,14 @@ def test_term_that_is_bad_for_the_whole_batch_blames_nobody():
 
 
 def test_whole_batch_means_the_rows_that_count():
-    padded = made(used=(1, 1, 0, 0), weights=[[1, 1, 0, 0]] * 2, values=[((0, slice(None)), NAN)])
+    padded = made(weights=[[1, 1, 0, 0]] * 2, values=[((0, slice(None)), NAN)])
     assert v.judge(padded, half=False).rows == ()
     few_boxes = made(weights=[[1, 1, 1, 1], [0, 1, 1, 0]], values=[((1, slice(None)), NAN)])
     assert v.judge(few_boxes, half=False).rows == ()  # every box there is; the other two samples have none
 
 
 def test_single_sample_that_counts_is_named():
-    alone = made(used=(0, 0, 1, 0), weights=[[0, 0, 1, 0]] * 2, values=[((0, 2), INF)])
+    alone = made(weights=[[0, 0, 1, 0]] * 2, values=[((0, 2), INF)])
     assert v.judge(alone, half=False).rows == (2,)
 
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from finite.data.boxes import Box, corners, fits, judge, turn
 from finite.data.conventions import Convention, find_mixup, origin_note
@@ -346,8 +345,3 @@ def missing_labels(index: Index, mentioned: set[str], findings: list[Finding]) -
         for image in index.images
         if image not in mentioned
     ]
-
-
-def root_path(root: Path) -> Path:
-    """The data root as given, absolute, without resolving links (ids must not depend on them)."""
-    return Path(root).expanduser().absolute()

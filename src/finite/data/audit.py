@@ -9,7 +9,6 @@ at again, and of a changed one only the changed pictures are decoded.
 """
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +41,6 @@ class Audit:
     classes: dict[str, int]
     statistics: dict[str, Any] = field(default_factory=dict)
     remembered: bool = False
-    seconds: float = 0.0
 
     @property
     def usable(self) -> bool:
@@ -79,19 +77,17 @@ def check(
     root. `progress(done, total)` is called while pictures are decoded. Raises UserError where there is no data at all;
     a set that is there but unusable is an Audit with `usable` False.
     """
-    began = time.monotonic()
     index = open_index(root)
     stamps = file_stamps(index)
     key = _key(stamps, format, voc_base, image_size, batch_size)
     memory = audit_cache.load(cache_path) if cache_path is not None else audit_cache.Memory()
     if memory.key == key and (audit := audit_cache.recall(memory, index)) is not None:
-        return replace(audit, remembered=True, seconds=time.monotonic() - began)
+        return replace(audit, remembered=True)
     memory.lines.clear()
     image_set = read_index(index, format, voc_base)
     pixels = {r.id: r.width * r.height for records in image_set.splits.values() for r in records}
     pictures = decode_all(index, pixels, stamps, memory.pictures, progress)
     audit = _judge(index, image_set, pictures, image_size, batch_size)
-    audit.seconds = time.monotonic() - began
     if cache_path is not None:
         audit_cache.save(cache_path, key, pictures, audit)
     return audit

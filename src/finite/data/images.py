@@ -104,11 +104,6 @@ def read_header(path: Path | Packed) -> Header:
         return _header(image, path)
 
 
-def size_of(path: Path | Packed) -> tuple[int, int]:
-    """(width, height) of the upright picture, from the header. Raises ImageError."""
-    return read_header(path).size
-
-
 def open_rgb(path: Path | Packed) -> Image.Image:
     """The picture decoded to the end as 8-bit RGB, upright (the module's rules). Raises ImageError."""
     return open_with_header(path)[0]

@@ -38,10 +38,6 @@ class BoxScaler:
         """px (..., 4) -> z-scores (..., 4)."""
         return (boxes - self.mean) / self.std
 
-    def unscale(self, scores: np.ndarray) -> np.ndarray:
-        """z-scores (..., 4) -> px (..., 4)."""
-        return scores * self.std + self.mean
-
 
 def channel_statistics(images: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation, both (3,) float32, of images (3, h, w) in 0..255, all of one size.

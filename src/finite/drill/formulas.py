@@ -19,7 +19,6 @@ from finite.tasks.detection.terms import DetectionTerms
 class Code(IntEnum):
     """What the field can switch on."""
 
-    NONE = 0
     STANDARDISE = 1  # image standardised by its own deviation, without epsilon: 0/0 for a constant image
     LOG_SIZE = 2  # box term: logarithm of the width
     INVERSE = 3  # box term: error relative to the height

@@ -16,11 +16,10 @@ BUDGET = 40
 @dataclass(frozen=True)
 class Isolation:
     """The outcome: who is at fault ("sample" with the rows; "state": other samples are bad on these weights too; "unknown":
-    several only together, most of the batch, nobody in other company, or the search had to end), and the attempts made."""
+    several only together, most of the batch, nobody in other company, or the search had to end)."""
 
     at_fault: str
     rows: tuple[int, ...] = ()
-    attempts: int = 0
 
 
 class Spent(Exception):
@@ -56,7 +55,7 @@ def isolate(rows: Sequence[int], bad_with: Callable[[Sequence[int]], bool], fore
     try:
         found = search(list(rows)) if rows else []
         if found and len(found) <= max(len(rows) // 2, 1) and ask(foreign, tuple(found)):
-            return Isolation("sample", tuple(sorted(found)), made)
+            return Isolation("sample", tuple(sorted(found)))
     except Spent:
         pass
-    return Isolation("unknown", (), made)
+    return Isolation("unknown")

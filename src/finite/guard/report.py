@@ -91,7 +91,6 @@ class StepReport:
     step: int
     layout: Layout
     samples: tuple[int, ...]  # sample numbers, one per column of the tables
-    used: np.ndarray  # (B,) 1 for rows that count
     blocks: Mapping[str, np.ndarray]
     seconds: float
 

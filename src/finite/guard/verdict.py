@@ -16,13 +16,11 @@ HEALTHY, OVERFLOW, SPIKE = "healthy", "overflow", "spike"
 BAD_INPUT, BAD_TERM, BAD_GRADIENT = "bad input", "bad term", "bad gradient"
 BAD_ACTIVATION, BAD_STATISTICS = "bad activation", "bad statistics"
 BAD_STATE, EMPTY = "bad state", "empty batch"
-#: In the order in which they are tried.
-KINDS = (BAD_INPUT, BAD_TERM, BAD_ACTIVATION, OVERFLOW, BAD_GRADIENT, BAD_STATISTICS, SPIKE, BAD_STATE, EMPTY, HEALTHY)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was wrong: `kind` of `KINDS`; the batch rows it names; the terms; the fields, parameters or statistics by
+    """What was wrong: `kind`, one of the words above; the batch rows it names; the terms; the fields, parameters or statistics by
     name; one sentence; and a sentence for each row where they differ."""
 
     kind: str

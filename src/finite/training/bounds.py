@@ -1,7 +1,7 @@
 """Bounding and reducing the tables of a loss: from raw values per term and sample to one scalar.
 
-Everything here runs inside the compiled step, on tables whose cells the verdict looks at *before* bounding: none of
-the bounds may ever hide a value that is not finite. (A plain `minimum(nan, cap)` gives `cap` on some back ends.)
+Everything here runs inside the compiled step, on tables whose cells the verdict reads as they are, not as bounded: so
+none of the bounds can hide a value that is not finite. (A plain `minimum(nan, cap)` gives `cap` on some back ends.)
 
 Three bounds, for a cap c and a raw cell L:
 
@@ -14,8 +14,6 @@ Three bounds, for a cap c and a raw cell L:
 
 from mindspore import ops
 
-BOUNDS = ("scaled", "huber", "hard")
-
 
 def bound_cells(row, cap: float, kind: str):
     """Bound every cell.
@@ -23,7 +21,7 @@ def bound_cells(row, cap: float, kind: str):
     Args:
         row: raw values, float32, of any shape.
         cap: the largest value a cell may count with; positive.
-        kind: one of `BOUNDS`. `hard` leaves cells alone: it bounds the mean, see `term_means`.
+        kind: `scaled`, `huber` or `hard`. `hard` leaves cells alone: it bounds the mean, see `term_means`.
 
     Returns:
         Tensor of the same shape. A NaN cell stays NaN.

@@ -125,7 +125,7 @@ class Search:
             return None
         donor = self.donor
         if donor is None:
-            return Isolation("state", (), tried) if tried > 1 else None
+            return Isolation("state") if tried > 1 else None
         if named:
             return None
         rows = range(len(self.batch.use))  # those out of use too: weight 0 keeps a value out, not its gradient (0 x Inf)

@@ -306,5 +306,5 @@ class GuardedStep(nn.Cell):
         given = np.array((rate, scale, limits.norm), np.float32)
         vector = self(*(Tensor(x) for x in given), Tensor(points.astype(np.float32)), *arrays)
         blocks = self.layout.unpack(np.concatenate((given, vector.asnumpy())))
-        return StepReport(step, self.layout, tuple(int(i) for i in batch.indices), batch.use, blocks,
+        return StepReport(step, self.layout, tuple(int(i) for i in batch.indices), blocks,
                           time.perf_counter() - started)
