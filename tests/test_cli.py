@@ -87,8 +87,8 @@ def test_resume_takes_the_configuration_of_the_run(verbs):
     run = make_run(Path("runs/a"), seed=42)
     Path("config.yaml").write_text("seed: 5\n")
     assert cli.main(["--resume", "runs/a"]) == cli.main(["--resume", "--plain"]) == 0
-    for _, (settings, options, _) in verbs:
-        assert settings.seed == 42 and options == TrainOptions(resume=run)
+    for _, (settings, given, _) in verbs:
+        assert settings.seed == 42 and given == TrainOptions(resume=run)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_help_answers_at_once_from_anywhere_and_imports_nothing_heavy(tmp_path):
     result = front_door("-X", "importtime", str(ROOT / "main.py"), "--help", cwd=tmp_path, env={})
     assert time.monotonic() - began < 2  # 0.1 s on a quiet machine
     assert result.returncode == 0
-    for word in (*options.VERBS, "examples:", "--resume", "exit codes"):
+    for word in (*options.VERBS, "examples:", "--resume", "exit codes", "4 a worker was lost", "141 "):
         assert word in result.stdout
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "finite.cli" in imported

@@ -270,7 +270,7 @@ def _parser() -> argparse.ArgumentParser:
             "\n"
             "`train` may be left out. `python main.py VERB --help` tells all about a verb.\n"
             "exit codes: 0 done, 1 bug, 2 a mistake to mend, 3 stopped by the numeric guard,\n"
-            "130 interrupted"
+            "4 a worker was lost, 130 interrupted, 141 the reader of the output has gone"
         ),
     )
     parser.add_argument("--version", action="version", version=f"finite {finite.__version__}")

@@ -7,11 +7,11 @@ sample with weight 0: zeros, or copies of the rows in use, would change what Bat
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a vocabulary of types; the data layer runs without the task
     from finite.tasks.base import Field, Source
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Batch:
     """Fields by name, each (B, ...); `use` (B,) float32: 1 for rows that count; `indices` (B,) int64 into the source.
 
@@ -35,7 +35,7 @@ class Batch:
     arrays: dict[str, np.ndarray]
     use: np.ndarray
     indices: np.ndarray
-    unreadable: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[int, str] = dataclasses.field(default_factory=dict)
     part: slice | None = None
 
     def held(self) -> range:
