@@ -1,7 +1,9 @@
-"""What recording costs: the same training with default recording and with none, side by side, and the writer at rest.
+"""What recording costs: the same training with every step recorded and with none, side by side, and the writer at rest.
 
 Recording works inside the training process, so its cost is all there is to measure: steps of both trainings in turn, every
-one recorded (one in `summary.every_steps` is, so a median over the default's steps would not see them); the share of the time that histograms and pictures are allowed, which are rare; what each epoch pays, and the graph, once.
+one of the first recorded (by default one in `summary.every_steps` is, so a median
+over the default's steps would not see them); the share of the time that histograms and pictures are allowed, which are
+rare; what each epoch pays, and the graph, once.
 Together they are the cost of the default job.
 """
 

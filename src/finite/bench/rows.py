@@ -1,4 +1,4 @@
-"""The rows of the benchmark. Each returns a dictionary with what was measured; `table` prints them."""
+"""The rows of the benchmark. Each returns a dictionary with what was measured; `sentences` tells it."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -113,7 +113,7 @@ def reading(_: Config) -> dict[str, Any]:
 
 
 def recording_cost(config: Config) -> dict[str, Any]:
-    """Training with default recording against none."""
+    """See bench/recording.py."""
     from finite.bench.recording import recording
 
     return recording(config)

@@ -21,7 +21,7 @@ SUFFIXES = (".wav", ".flac", ".ogg")
 
 
 class AudioError(Exception):
-    """A file that can't be read as sound; `kind` is a word of the vocabulary in docs/data.md."""
+    """A file that can't be read as sound; `kind` is a word of the vocabulary in docs/waveform.md."""
 
     def __init__(self, message: str, kind: str = "unreadable_audio"):
         super().__init__(message)

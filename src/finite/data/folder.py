@@ -98,7 +98,7 @@ def open_index(root: Path | str) -> Index:
     """The index of a data root given as a folder or as one annotation file. Raises UserError."""
     given = Path(root).expanduser().absolute()
     if not given.exists():
-        raise UserError(f"{given}: no such folder; give the folder that holds the pictures and annotations (data.root)")
+        raise UserError(f"{given}: no such folder; give the folder that holds the pictures and annotations")
     folder = given
     if given.is_file():
         folder = given.parent.parent if given.parent.name.lower() in ("annotations", "labels") else given.parent

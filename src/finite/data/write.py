@@ -3,7 +3,7 @@
     write_voc(image_set, root)      also write_coco, write_yolo, write_csv
 
 The pictures are not touched: they lie, or will lie, at root/id. The ids must be ones that the format's reader finds
-again (`convert.named` sees to that). Nothing is atomic here: `convert` writes beside and renames the whole.
+again (`convert.found_again` sees to that). Nothing is atomic here: `convert` writes beside and renames the whole.
 """
 
 import csv
