@@ -166,7 +166,8 @@ class WaveformTask:
         if not fresh:
             raise UserError(f"{root}: nothing to score, the run was trained on all {len(clips)} clips of it")
         noises = self._noises()["test"] if FOLDER in self.kinds else []
-        facts = {"root": str(root), "format": "pairs" if audit.pairs else "clean files", "clips": len(fresh), "left_out": left_out}
+        facts = {"root": str(root), "format": "pairs" if audit.pairs else "clean files", "clips": len(fresh), "left_out": left_out,
+                 "notes": sentences(audit.findings)}
         return self._source(fresh, 1.0, len(NAMES), noises), facts
 
     def _source(self, clips: Sequence[Clip], share: float, part: int, noises: Sequence[Clip], trained: bool = False) -> WaveformSource:
