@@ -146,7 +146,7 @@ def _train(args: argparse.Namespace, console: "Console") -> int | None:
 
 def _evaluate(args: argparse.Namespace, console: "Console") -> int | None:
     if _over_workers(args):
-        return launcher.use(args.argv, args.workers, args.run, console)
+        return launcher.use(args.verb, args.argv, args.workers, args.run, console)
     run = _opened(args.run, console)
     from finite import config
     from finite.evaluate import evaluate
@@ -159,7 +159,7 @@ def _evaluate(args: argparse.Namespace, console: "Console") -> int | None:
 
 def _predict(args: argparse.Namespace, console: "Console") -> int | None:
     if _over_workers(args):
-        return launcher.use(args.argv, args.workers, args.run, console, results="{")
+        return launcher.use(args.verb, args.argv, args.workers, args.run, console, results="{")
     run = _opened(args.run, console)
     from finite import config
     from finite.predict import predict
