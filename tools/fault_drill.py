@@ -15,9 +15,11 @@ import sys
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-import finite  # noqa: E402, F401  (first: it sets what must be set before MindSpore is imported)
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite.drill import command  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
 from finite.options import at_least  # noqa: E402
 
 

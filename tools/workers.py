@@ -13,9 +13,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from finite import launcher  # noqa: E402 - found on the path set above
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
+from finite import launcher  # noqa: E402
 from finite.config import Config  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
 from finite.monitor.console import Console  # noqa: E402
 from finite.options import at_least  # noqa: E402
 

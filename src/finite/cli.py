@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import finite
 from finite import launcher, runtime
-from finite.errors import GuardStop, Interrupted, UserError, WorkerLost
+from finite.errors import GuardStop, Interrupted, UserError, WorkerLost, missing
 from finite.options import Parser, at_least, near
 from finite.run import explained
 
@@ -55,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "finite":
-            return _bug(console)
-        return _failed("error", f"the package {package} is missing: `make train`, or `pip install -e .`", 2, console)
+        told = missing(error)
+        return _bug(console) if told is None else _failed("error", told, 2, console)
     except Exception as error:
         used_up = _used_up(error)
         if used_up is None:
@@ -193,7 +191,7 @@ def _report(args: argparse.Namespace, console: "Console") -> None:
 def _doctor(args: argparse.Namespace, console: "Console") -> None:
     from finite.doctor import examine
 
-    examine(_settings(args.config, []).runs, console)
+    examine(_settings(args.config, []), console)
 
 
 def _settings(path: Path | None, overrides: Sequence[str]) -> "Config":
