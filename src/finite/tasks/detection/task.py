@@ -8,7 +8,6 @@
 
 from dataclasses import asdict
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from finite.data import audit_show
 from finite.data.sample import ImageRecord, ImageSet
 from finite.data.scaler import BoxScaler, channel_statistics
 from finite.data.select import BACKGROUND, class_names, select
-from finite.data.split import NAMES, complete
+from finite.data.split import NAMES, complete, held
 from finite.errors import UserError
 from finite.run import write_json
 from finite.tasks.base import Predict, Source, Sources, Told
@@ -176,23 +175,13 @@ class DetectionTask:
 
     def _remember(self, folder: Path, found: ImageSet, splits: Mapping[str, Sequence[ImageRecord]]) -> None:
         """Write split.json and classes.json, or make sure that they still hold: a resumed run must see the same data."""
-        split = {name: [record.id for record in splits[name]] for name in NAMES}
-        path = folder / "split.json"
-        if path.exists():
-            old = json.loads(path.read_text())
-            for name in NAMES:
-                if old[name] != split[name]:
-                    odd = sorted(set(old[name]) ^ set(split[name]))
-                    what = f"{odd[0]} is in one alone" if odd else "their order differs"
-                    raise UserError(
-                        f"{found.root}: the {name} split is not the one in {path} ({len(split[name])} images now, "
-                        f"{len(old[name])} then; {what}); restore the data, or start a new run"
-                    )
+        ids = {name: [record.id for record in splits[name]] for name in NAMES}
+        if held(folder / "split.json", ids, found.root, "images"):
             return
         test = self.config.data.test
         roots = {"root": found.root, "test_root": test and test.absolute(), "format": found.format, "seed": self.config.seed}
         write_json(folder / "classes.json", {"classes": self.classes, "numbers_in_files": found.class_ids})
-        write_json(path, {**roots, **split})
+        write_json(folder / "split.json", {**roots, **ids})
 
     # ---- data: what the dense head does otherwise ----------------------------------------------------------------------
 
