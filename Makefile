@@ -80,7 +80,7 @@ $(PACKAGES): requirements.lock
 	    echo 'No Python 3.10, 3.11 or 3.12 with venv was found (tried: $(CANDIDATES)); install one, e.g. apt-get install python3-venv.' >&2; exit 1; \
 	fi; \
 	if ! $$python -c '$(LINUX)'; then \
-	    echo 'The pinned packages are for Linux x86-64 with glibc; elsewhere: pip install -e . && python main.py --stage all' >&2; exit 1; \
+	    echo 'The pinned packages are for Linux x86-64 with glibc; elsewhere: pip install -e . && python dataset/make_shapes.py && python main.py --stage all' >&2; exit 1; \
 	fi; \
 	echo "Making .venv with $$($$python --version)"; \
 	$$python -m venv --clear .venv

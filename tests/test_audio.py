@@ -110,3 +110,11 @@ def test_pink_noise_falls_3_db_an_octave():
 def test_babble_leaves_the_clip_itself_out():
     voices = [np.zeros(100), tone(0.1)]
     assert np.abs(noise.babble(np.random.default_rng(0), 100, 2, voices.__getitem__, 1)).max() == 0
+
+
+def test_the_tool_looks_at_sound_whatever_task_is_set(tmp_path):
+    soundfile.write(tmp_path / "a.wav", tone(seconds=1), 8000)
+    tool = Path(__file__).parents[1] / "tools" / "check_sound.py"
+    command = [sys.executable, tool, tmp_path, "--set", "task=detection", "--set", "data.sample_rate=4000"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "resampled to 4000" in done.stdout

@@ -82,7 +82,7 @@ def test_ctrl_c_is_one_line(root, call, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(call.tool, "check", interrupted)
-    assert call(root)[0::2] == (130, "interrupted; nothing was changed\n")
+    assert call(root)[0::2] == (130, "interrupted; what was finished before is kept\n")
 
 
 def test_the_json_file_holds_the_agreed_document(root, call, tmp_path):

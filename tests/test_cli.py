@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from finite import cli, config, options
+from finite.config import Config
 from finite.errors import GuardStop, Interrupted, UserError
 from finite.monitor.console import Console
 from finite.run import RunFolder, TrainOptions, write_text
@@ -119,7 +120,7 @@ def test_the_other_verbs_get_the_run_and_log_into_it(verbs, monkeypatch):
     called = [(name, tuple(arg for arg in args if not isinstance(arg, Console))) for name, args in verbs]
     assert called == [
         ("evaluate", (run, Path("d"), None)), ("evaluate", (run, None, None)), ("evaluate", (run, None, "onnx")),
-        ("predict", (run, [Path("x.jpg"), Path("y")], Path("o"))), ("examine", (Path("runs"),)),
+        ("predict", (run, [Path("x.jpg"), Path("y")], Path("o"))), ("examine", (Config(),)),
     ]
     assert "exporting" in run.log.read_text()
 
@@ -284,7 +285,8 @@ def test_without_the_dependencies_one_line_says_what_to_do(tmp_path):
     # -S: no site-packages, as with a fresh Python
     result = front_door("-S", str(ROOT / "main.py"), "--stage", "all", cwd=tmp_path, env={})
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "make train" in result.stderr and "pip install -e ." in result.stderr
+    installed = (ROOT / ".venv" / "bin" / "python").exists()
+    assert (".venv/bin/activate" if installed else "`make train`, or `pip install -e .`") in result.stderr
 
 
 def test_an_exit_code_reaches_the_shell(tmp_path):

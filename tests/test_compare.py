@@ -16,9 +16,9 @@ SOUND = {"si_sdr_gain": 7.5, "wiener_gain": 6.25, "si_sdr": 7.5, "noisy_si_sdr":
          "clips": 12, "training_seconds": 61.4}
 
 
-def finished(folder: Path, top1: float = 0.5, task: str = "detection") -> None:
+def finished(folder: Path, top1: float = 0.5, task: str = "detection", more: str = "") -> None:
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(f"task: {task}\n")
+    (folder / "config.yaml").write_text(f"task: {task}\nseed: {folder.name.rpartition('-')[2]}\n{more}")
     metrics = {"top1": top1, "mean_iou": 0.5, "iou50": 0.25, "localization": 0.125, "images": 30, "training_seconds": 61.4}
     metrics = SOUND if task == "waveform" else metrics
     (folder / "metrics.json").write_text(json.dumps(metrics))
@@ -29,7 +29,7 @@ def finished(folder: Path, top1: float = 0.5, task: str = "detection") -> None:
 def test_only_what_is_not_finished_is_trained_and_what_was_stopped_is_resumed(tmp_path, monkeypatch):
     config = tmp_path / "a.yaml"
     config.write_text("seed: 1\n")
-    finished(tmp_path / "a-1", 0.5)
+    finished(tmp_path / "a-1", 0.5, more="data: {root: d}\nruns: elsewhere\n")
     (tmp_path / "a-2" / "checkpoints").mkdir(parents=True)
     (tmp_path / "a-2" / "checkpoints" / "last.safetensors").touch()
     started = []
@@ -96,8 +96,30 @@ def test_runs_of_different_tasks_are_refused_before_anything_is_trained(tmp_path
 def test_a_finished_run_of_another_task_under_the_same_name_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("seed: 1\n")
     finished(tmp_path / "a-1", task="waveform")
-    with pytest.raises(UserError, match="a-1 is a waveform run, .*a.yaml a detection run"):
+    with pytest.raises(UserError, match="a-1: was made with task waveform, .*a.yaml now asks for detection"):
         list(trainings([tmp_path / "a.yaml"], [1], [], tmp_path))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_of_other_settings_is_no_run_of_these(tmp_path, monkeypatch, ended):
+    """Its figures would stand in the table under settings that it was not trained with; a stopped one would go on with its own."""
+    monkeypatch.setattr(subprocess, "run", lambda *a, **o: pytest.fail("something was trained"))
+    (tmp_path / "a.yaml").write_text("training: {batch_size: 8}\n")
+    finished(tmp_path / "a-2", more="training: {batch_size: 8}\n")
+    if not ended:
+        (tmp_path / "a-2" / "metrics.json").unlink()
+    with pytest.raises(UserError, match="a-2: was made with training.batch_size 8, .*a.yaml now asks for 16; give another --runs"):
+        list(trainings([tmp_path / "a.yaml"], [1, 2], ["training.batch_size=16"], tmp_path))
+
+
+def test_two_configurations_of_one_name_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *a, **o: pytest.fail("something was trained"))
+    configs = [tmp_path / name for name in ("other.yaml", "one/a.yaml", "two/a.yaml")]
+    for config in configs:
+        config.parent.mkdir(exist_ok=True)
+        config.write_text("seed: 1\n")
+    with pytest.raises(UserError, match="one/a.yaml and .*two/a.yaml"):
+        list(trainings(configs, [1], [], tmp_path / "runs"))
 
 
 def test_tool_says_what_it_does():

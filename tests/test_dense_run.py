@@ -165,6 +165,8 @@ def test_the_surest_of_two_answers_in_one_place_is_the_one_to_read():
 def test_the_kind_of_the_task_follows_the_head_and_settings_that_contradict_it_are_refused():
     assert load(None).kind == "detection" and load(None, ["model.head=dense"]).kind == "dense"
     assert TASKS["dense"] is not TASKS["detection"]
-    for bad in (["augment.mosaic=0.5"], ["model.head=dense", "model.image_size=100"], ["model.head=dense", "data.background=true"]):
+    dense = "model.head=dense"
+    for bad in (["augment.mosaic=0.5"], [dense, "model.image_size=100"], [dense, "data.background=true"], [dense, "data.object=only"],
+                [dense, "loss.class_weights=balanced"]):
         with pytest.raises(UserError):
             load(None, bad)

@@ -12,6 +12,7 @@ from PIL import Image
 from finite.config import load
 from finite.data.pipeline import Loader, check
 from finite.errors import UserError
+from finite.tasks import TASKS
 from finite.tasks.base import Task
 from finite.tasks.detection.task import DetectionTask, balanced, evenly
 
@@ -201,6 +202,42 @@ def test_another_folder_is_scored_whole(root, tmp_path, folder):
     task.data(folder)
     source, facts = task.source(coco(tmp_path / "other", animals(10), first=100, split="train"))
     assert len(source) == facts["images"] == 10
+
+
+def restored(head, tmp_path, *settings):
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    config = load(None, [f"model.head={head}", *MODEL, f"runs={tmp_path / 'runs'}", *settings])
+    return TASKS[config.kind].restore(config, {"classes": ["cat", "dog"]})
+
+
+@pytest.mark.parametrize("head", ["single", "dense"])
+def test_a_folder_to_score_that_the_user_must_decide_about_is_refused_with_the_reason(head, tmp_path):
+    """As a training on it would be: each of these was once scored, or refused without its reason."""
+    twice = coco(tmp_path / "twice", animals(6))
+    document = json.loads((twice / "annotations.json").read_text())
+    document["categories"].append({"id": 1, "name": "tiger"})
+    (twice / "annotations.json").write_text(json.dumps(document))
+    corners = coco(tmp_path / "corners", [[("cat", (30 + n % 9, 20, 55, 38))] for n in range(30)])  # xmin, ymin, xmax, ymax
+    task = restored(head, tmp_path)
+    for root, reason in ((twice, "category id 1 is 'cat' and 'tiger'"), (corners, "left, top, right, bottom")):
+        with pytest.raises(UserError, match=reason):
+            task.source(root)
+    with pytest.raises(UserError, match="nothing to score"):
+        task.source(coco(tmp_path / "empty", [[], []]))
+
+
+@pytest.mark.parametrize("head", ["single", "dense"])
+def test_what_is_wrong_with_a_folder_to_score_is_told_and_what_training_sets_aside_is_not_scored(head, tmp_path):
+    root = coco(tmp_path / "other", [*animals(6), [("cat", (3, 3, 1.2, 1.5))], one("dog", 7)])
+    (root / "007.png").write_bytes(b"no picture")
+    source, facts = restored(head, tmp_path).source(root)
+    boxes = [source.row(i, 1, None) for i in range(len(source))]
+    assert facts["findings"]["too_small"] == facts["findings"]["unreadable_image"] == 1
+    assert any(note.startswith("too small (object set aside") for note in facts["notes"])
+    assert any("007.png" in note for note in facts["notes"])
+    assert "007.png" not in source.ids
+    learnt = [row["box_weight"] for row in boxes] if head == "single" else [sum((row["present"] > 0) & (row["ignored"] == 0)) for row in boxes]
+    assert sum(learnt) == 6 and facts["classes"] == {"cat": 3, "dog": 3}
 
 
 def test_a_folder_without_a_single_object_is_refused(tmp_path, folder):

@@ -1,6 +1,8 @@
 """Doctor tells what it found, all of it, and only then that the machine can't train. It leaves nothing behind."""
 
 import os
+from pathlib import Path
+import re
 import shutil
 import sys
 from types import SimpleNamespace
@@ -9,8 +11,11 @@ import numpy as np
 import pytest
 
 from finite import doctor
+from finite.config import Config, load
 from finite.errors import UserError
 from finite.monitor.console import Console
+from finite.run import PACKAGES, RunFolder, TrainOptions
+from finite.training import trainer
 
 
 class Product(np.ndarray):
@@ -34,7 +39,7 @@ def mindspore(monkeypatch):
 
 
 def test_a_good_machine_is_told_so_and_nothing_is_left_behind(tmp_path, capsys, mindspore):
-    doctor.examine(tmp_path / "not" / "yet", Console())
+    doctor.examine(Config(runs=tmp_path / "not" / "yet"), Console())
     out = capsys.readouterr().out
     for words in ("mindspore", "cores usable", "16.0 GB, 8.0 GB free", "1 available, computes", "writable", "MindIns"):
         assert words in out
@@ -53,7 +58,7 @@ def test_every_problem_is_listed_after_all_findings(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(doctor, "memory", lambda: (4_000_000_000, 100_000_000))
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError) as error:
-        doctor.examine(tmp_path / "file" / "runs", Console())
+        doctor.examine(Config(runs=tmp_path / "file" / "runs"), Console())
     text = str(error.value)
     assert all(word in text for word in ("missing packages (onnx)", "0.1 GB of memory", "does not compute", "file"))
     out = capsys.readouterr().out
@@ -91,8 +96,25 @@ def test_too_little_disk_is_a_problem(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     problems = []
-    assert "1 MB free" in doctor.disk(tmp_path, problems)
+    assert "1 MB free" in doctor.disk(tmp_path, 2_000_000, problems)
     assert len(problems) == 1
+
+
+def test_as_much_disk_is_asked_for_as_a_training_asks(tmp_path, monkeypatch, mindspore):
+    asked = []
+    monkeypatch.setattr(RunFolder, "check_writable", lambda self, needed: asked.append(needed))
+    config = load(None, [f"runs={tmp_path}", "guard.incidents.megabytes=700", f"data.root={tmp_path / 'nowhere'}"])
+    doctor.examine(config, Console())
+    monkeypatch.setattr(trainer, "use_device", lambda config: None)
+    with pytest.raises(UserError, match="nowhere"):
+        trainer.train(config, TrainOptions(run="a"), Console())
+    assert asked == [1_200_000_000] * 2
+
+
+def test_every_package_that_the_project_asks_for_is_looked_for():
+    text = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    asked = re.findall(r'^    "([\w-]+)', text.partition("dependencies = [")[2].partition("]\n")[0], re.MULTILINE)
+    assert len(asked) > 10 and {name.lower() for name in asked} <= {name.lower() for name in PACKAGES}
 
 
 def test_memory_is_plausible_on_linux():

@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from finite.drill import controls, faults, judge, machine, sound
-from finite.drill.command import compared
+from finite.drill import command, controls, faults, judge, machine, sound
+from finite.drill.command import compared, show
 from finite.drill.drill import Drill, SoundDrill, expectations, plan
 from finite.drill.faults import Setup
 from finite.drill.rig import Outcome
 from finite.errors import UserError
+from finite.monitor.console import Console
 
 EXPECTED = Path(__file__).parent / "drill" / "faults.yaml"
 FEW = ["pixel_nan", "target_inverted", "sqrt_zero", "weight_1e20_box_head", "dead_relu", "gradient_nan", "rate_times_1e6", "same_sample",
@@ -105,10 +108,56 @@ def test_three_seeds_are_three_drills():
 
 def test_faulty_runs_stand_beside_the_clean_ones_of_their_kind():
     clean = [{"variant": v, "top1": t, "iou": i} for v, t, i in (("base", 0.9, 0.5), ("base", 1.0, 0.7), ("dense", 0.4, 0.2), ("sound", 0.3, 0.6))]
-    rows = compared([{"fault": name} for name in ("image_black", "disk_full", "dense_no_size", "noisy_nan", "half_exp")], clean)
+    names = ("image_black", "disk_full", "dense_no_size", "noisy_nan", "half_exp")
+    rows = compared([{"fault": name, "seen": "bad_input, trained"} for name in names], clean)
     base = (0.95, 0.9, 0.6)
     expected = [base, base, (0.4, 0.4, 0.2), (0.3, 0.3, 0.6), base]
     assert [(row["clean"], row["worst"], row["clean_iou"]) for row in rows] == [pytest.approx(e) for e in expected]
+    assert [row["scale"] for row in rows] == ["pictures", "pictures", "dense", "sound", "pictures"] and all(row["counts"] for row in rows)
+    ended = compared([{"fault": "half_exp", "seen": "bad_input, stopped"}, {"fault": "variance_zero", "seen": "trained"}], clean)
+    assert not any(row["counts"] for row in ended)  # one did not train on, the other trains no classes
+
+
+def faulty(scale: str, top1: float, clean: float, worst: float, seen: str = "trained") -> dict:
+    told = dict.fromkeys(("ruined", "survived", "finite", "sample", "term", "layer", "verdict", "fine"), True)
+    return told | {"fault": f"{scale}_{seen}", "seed": 1, "false_blame": False, "seen": seen, "scale": scale, "top1": top1, "iou": 0.5,
+                   "clean": clean, "clean_iou": 0.5, "worst": worst, "counts": seen == "trained"}
+
+
+def test_each_kind_of_run_is_judged_on_its_own_scale(capsys):
+    """Sound gains 4 dB, which is 0.2 of the scale that the others share: nothing about it may be left out for being below 0.5."""
+    def shown(*rows: dict) -> tuple[bool, str]:
+        good = show(list(rows), [], 60.0, Console(plain=True))
+        return good, " ".join(capsys.readouterr().out.split())
+
+    fine = faulty("pictures", 0.98, 0.985, 0.97), faulty("dense", 0.5, 0.7, 0.49), faulty("sound", 0.19, 0.2, 0.18)
+    good, said = shown(*fine, faulty("sound", 0.0, 0.2, 0.18, "stopped"))
+    assert good
+    assert "top-1 mean over 1 faulty runs that trained on: -0.50 points against clean (mean IoU +0.00); 0 more than 3 points" in said
+    assert "mAP50 mean over 1 faulty runs that trained on: -20.00 points" in said
+    assert "gain in SI-SDR mean over 1 faulty runs that trained on: -0.20 dB against clean; 0 more than 0.6 dB below" in said
+    assert "3.8 dB" in said
+    for bad, told in ((faulty("sound", 0.14, 0.2, 0.18), "1 more than 0.6 dB below"), (faulty("dense", 0.45, 0.7, 0.49), "1 more than 3 points below"),
+                      (faulty("pictures", 0.93, 0.985, 0.97), "1 more than 3 points below")):
+        good, said = shown(*fine, bad)
+        assert not good and told in said
+    assert not shown(faulty("pictures", 0.97, 0.985, 0.97))[0]  # the mean is 1.5 points away
+
+
+def test_a_drill_whose_processes_made_too_few_runs_fails(monkeypatch, capsys):
+    made = [{"kind": "control", "control": "high_rate", "seed": 1, "draw": 0, "incidents": 0, "ended": "trained", "seen": []}]
+    monkeypatch.setattr(command, "processes", lambda *_: made * controls.DRAWS)
+    assert command.run(EXPECTED, ["high_rate"], [1], 1, None, False) == 0
+    monkeypatch.setattr(command, "processes", lambda *_: made)
+    assert command.run(EXPECTED, ["high_rate"], [1], 1, None, False) == 1
+    assert f"{controls.DRAWS - 1} of {controls.DRAWS} runs were not made" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--jobs", "0"], ["--seeds", "-1"], ["--seeds", "one"]])
+def test_numbers_that_make_no_drill_are_refused(option):
+    tool = Path(__file__).parents[1] / "tools" / "fault_drill.py"
+    done = subprocess.run([sys.executable, tool, *option], capture_output=True, text=True)
+    assert done.returncode == 2 and "is not a whole number of at least" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("ended, finite, top1, ruined, asked", [

@@ -110,6 +110,14 @@ def test_another_folder_is_scored_by_the_classes_of_the_run(run, base, capsys):
     assert "3 images left out: class star is not among the trained ones" in capsys.readouterr().out
 
 
+def test_what_is_wrong_with_another_folder_is_said(run, base, capsys):
+    other = draw_set(base / "hurt", {"test": 4})
+    (other / "test" / "test-1.png").write_bytes(b"no picture")
+    evaluate.evaluate(run, other, Console())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "hurt: 3 images (coco)" in out and "unreadable image (image set aside, 1 in all): test/test-1.png" in out
+
+
 def test_images_that_the_run_was_trained_on_are_left_out(run, base, capsys):
     evaluate.evaluate(run, base / "data", Console())
     assert "15 images left out: seen in training" in capsys.readouterr().out

@@ -94,6 +94,21 @@ def test_overwritten_weight_is_named_and_no_sample_is_blamed(tmp_path):
     assert np.abs(run.state["classifier.weight"]).max() < 100
 
 
+def test_what_is_found_between_steps_says_that_no_step_can_be_run_again(tmp_path):
+    loop = begin(make(), tmp_path, check_every=4)
+
+    def act(step):
+        if step == 3:  # farther than the optimizer moves a weight, and harmless to the next step
+            p = next(p for p in loop.run.network.get_parameters() if p.name == "classifier.weight")
+            ops.assign(p, p + 3)
+
+    train(loop, act)
+    (page,) = (tmp_path / "incidents").glob("step-*/incident.md")
+    text = page.read_text()
+    assert page.parent.name == "step-000004-3" and "it can't be run again" in text and "was refused" not in text
+    assert "replay_incident.py" not in text and not (page.parent / "batch.npz").exists()
+
+
 def test_without_diagnosis_the_incident_still_tells_what_is_known(tmp_path):
     loop = begin(make(RootAtZero), tmp_path, OneZero(), diagnose=False)
     run = train(loop)
@@ -117,7 +132,11 @@ def test_fault_of_the_formula_for_all_blames_nobody_and_is_looked_into_once_in_a
     first, second, third = told(tmp_path)
     assert (first["terms"], first["layer"], first["samples"]) == (["box"], "loss term box", [])
     assert second["cause"] == third["cause"] == "as in step-000001"
-    assert not (tmp_path / "incidents" / "step-000002" / "state.safetensors").exists()  # the first has it
+    pages = [tmp_path / "incidents" / f"step-00000{step}" for step in (1, 2)]
+    assert [(page / "state.safetensors").exists() for page in pages] == [True, False]  # the first has it, and the second says so
+    texts = [(page / "incident.md").read_text() for page in pages]
+    assert ["replay_incident.py" in text for text in texts] == [True, False]
+    assert ["not kept again: see step-000001." in text for text in texts] == [False, True]
     assert loop.run.guard.blames == {}
 
 

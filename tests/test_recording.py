@@ -1,12 +1,13 @@
 """Recording a training: nothing of the training changes by it, and what is recorded is what the history says."""
 
+from mindspore.train.lineage_pb2 import LineageEvent
 from mindspore.train.summary_pb2 import Event
 import numpy as np
 import pytest
 from recorded_run import REFUSED, STEPS, toy_config, toy_loop
 from test_loop import ToySource
 
-from finite.monitor import events, report
+from finite.monitor import events, lineage, report
 from finite.monitor.history import History
 from finite.monitor.report_data import read
 from finite.run import RunFolder
@@ -121,3 +122,10 @@ def test_three_refused_steps_in_3000_are_three_everywhere(three_refused):
     page = report.write(three_refused).read_text()
     assert "<dt>skipped steps</dt><dd>3</dd>" in page and "<dt>incidents</dt><dd>3</dd>" in page
     assert all(f"step {step}</b> (joint) refused" in page for step in REFUSED)
+
+
+@pytest.mark.parametrize("workers, mode", [(1, "stand_alone"), (3, "data_parallel")])
+def test_lineage_says_how_many_workers_shared_the_batch(tmp_path, workers, mode):
+    message = lineage.training(toy_config(), "toy", 10, 0.5, tmp_path / "none", workers)
+    told = LineageEvent.FromString(message).train_lineage.hyper_parameters
+    assert (told.parallel_mode, told.device_num) == (mode, workers)

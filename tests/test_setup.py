@@ -12,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from finite import errors
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -160,6 +162,35 @@ def test_reading_data_does_not_load_mindspore():
     code = f"import {', '.join(['sys', *modules])}; sys.exit('mindspore' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "src", capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+TOOLS = [path.name for path in sorted((ROOT / "tools").glob("*.py")) if path.name != "lock.py"]  # which needs no package
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tool_under_a_python_without_the_packages_says_so_in_one_line(tool, tmp_path):
+    """-S leaves the packages out, as the system's Python does; the tools find `finite` beside themselves."""
+    done = subprocess.run([sys.executable, "-S", ROOT / "tools" / tool, "nowhere"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "named 'finite'" not in done.stderr
+    if tool != "export_events.py":  # which first looks for the run
+        assert re.fullmatch(r"error: (this Python lacks|the package \w+ is missing).*\n", done.stderr), done.stderr
+
+
+def test_a_package_that_the_environment_beside_the_code_has_is_looked_for_there(tmp_path, monkeypatch):
+    error = ModuleNotFoundError("No module", name="rich.console")
+    place = tmp_path / "src" / "finite" / "errors.py"
+    monkeypatch.setattr(errors, "__file__", str(place))
+    assert errors.missing(error) == "the package rich is missing: `make train`, or `pip install -e .`"
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").touch()
+    monkeypatch.setattr(sys, "argv", ["main.py", "doctor"])
+    told = "this Python lacks the package rich; {0} has it: `. {0}/bin/activate` first, or `{0}/bin/python main.py ...`"
+    assert errors.missing(error) == told.format(tmp_path / ".venv")
+    monkeypatch.chdir(tmp_path)
+    assert errors.missing(error) == told.format(".venv")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))  # it is this one that lacks it
+    assert "pip install" in errors.missing(error)
+    assert errors.missing(ModuleNotFoundError("No module", name="finite.nowhere")) is None  # a bug
 
 
 # --- the Makefile, in a copy of the repo's top with a Python that only writes down how it was called --------------------

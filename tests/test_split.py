@@ -1,6 +1,7 @@
 """Splits: every image once, classes in proportion, copies together, the same for the same seed."""
 
 from collections import Counter
+import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finite.data.sample import ImageRecord, Object
-from finite.data.split import complete, identical, split
+from finite.data.split import complete, held, identical, split
 from finite.errors import UserError
 
 FRACTIONS = (0.8, 0.1, 0.1)
@@ -65,7 +66,7 @@ def test_every_image_lands_once_copies_stay_together_and_train_has_every_class(t
     assert sorted(landed) == [record.id for record in records]
     homes = [{record.path.read_bytes() for record in records} for records in parts.values()]
     assert not (homes[0] & homes[1] or homes[0] & homes[2] or homes[1] & homes[2])
-    assert len(homes[0]) >= min(2, len(identical(records)))
+    assert len(parts["train"]) >= min(2, len(records))  # it may be two copies of one: [0, 4, 4, 4] of one class
     if len(homes[0]) > 2 * len(set(labels)):
         assert set(map(label_of, parts["train"])) == set(labels)
 
@@ -146,3 +147,18 @@ def test_undeclared_and_train_only_sets_are_divided_in_three(tmp_path):
 def test_nothing_to_train_on_is_an_error(tmp_path):
     with pytest.raises(UserError, match="no training split"):
         complete({"test": make(tmp_path, ["a"])}, label_of, FRACTIONS, seed=1)
+
+
+def test_the_record_of_a_split_holds_or_is_refused(tmp_path):
+    path, ids = tmp_path / "split.json", {"train": ["a", "b"], "validation": ["c"], "test": []}
+    assert not held(path, ids, tmp_path, "clips")
+    path.write_text(json.dumps({"root": "r", **ids}))
+    assert held(path, ids, tmp_path, "clips")
+    for other, why in (({"train": ["b", "a"]}, "the train split .*2 clips now, 2 then; their order differs"),
+                       ({"validation": []}, "the validation split .*0 clips now, 1 then; c is in one alone")):
+        with pytest.raises(UserError, match=why):
+            held(path, {**ids, **other}, tmp_path, "clips")
+    for text in ("{", "[]", '{"train": [], "validation": 3, "test": []}', '{"train": []}'):
+        path.write_text(text)
+        with pytest.raises(UserError, match="split.json: damaged"):
+            held(path, ids, tmp_path, "clips")

@@ -14,6 +14,7 @@ from toy import FIELDS, ToyNetwork, ToyTerms, toy_arrays
 from finite.bench import story_plan as plan
 from finite.bench.story import CAP, CLIP_NORM, REMEDIES, PlainStep, Setup, StoryTask, config_of, stages_of
 from finite.bench.story_page import filled, tell
+from finite.errors import UserError
 from finite.bench.story_runs import TOLD, Machine
 from finite.config import Optimizer
 from finite.data.pipeline import Batch
@@ -203,9 +204,10 @@ def no_workers(monkeypatch):
     monkeypatch.setattr(plan, "subprocess", None)
 
 
-def test_results_that_are_there_are_not_trained_again(tmp_path, no_workers):
+def test_results_that_are_there_are_not_trained_again(tmp_path, no_workers, monkeypatch):
     plan.path_of(tmp_path, Setup()).write_text(json.dumps({"known": 1}))
     assert plan.run_all([Setup(), Setup()], tmp_path, tmp_path, lambda text: None) == {Setup(): {"known": 1}}
+    monkeypatch.setattr(plan, "read_data", lambda root, folder: None)
     with pytest.raises(AttributeError):  # the fixture does what it says
         plan.run_all([Setup(seed=2)], tmp_path, tmp_path, lambda text: None)
 
@@ -213,8 +215,31 @@ def test_results_that_are_there_are_not_trained_again(tmp_path, no_workers):
 def test_only_what_stands_between_the_markers_is_replaced():
     text = "a\n<!-- grid: written by tools/published_story.py -->\nold\n<!-- /grid -->\nb\n"
     assert filled(text, {"grid": "new \\1"}) == text.replace("old", "new \\1")
-    with pytest.raises(ValueError, match="0 times"):
+    with pytest.raises(UserError, match="0 times"):
         filled("no marker", {"grid": "new"})
+
+
+def test_a_wrong_folder_is_said_before_anything_is_trained(tmp_path, no_workers):
+    """Each mistake is one sentence; with it mended, the next one is said."""
+    data, runs, docs = (tmp_path / name for name in ("data", "runs", "docs"))
+    said = []
+
+    def refused(match: str) -> None:
+        with pytest.raises(UserError, match=match):
+            tell(data, runs, docs, said.append)
+
+    refused("docs/story.md: can't be read")
+    docs.mkdir()
+    (docs / "story.md").write_text("a page without markers")
+    refused("grid: written by .* 0 times")
+    assert said == []
+    (docs / "story.md").write_text((Path(__file__).resolve().parents[1] / "docs/story.md").read_text())
+    refused(f"{data}.*no such")
+    data.mkdir()
+    refused(str(data))
+    runs.rmdir()
+    runs.touch()
+    refused(f"{runs}: is a file, not a folder")
 
 
 def test_the_command_writes_tables_numbers_and_plot_from_known_results_alone(tmp_path, no_workers):

@@ -1,6 +1,8 @@
 """Files cleaned: in pieces of one size whatever the length, at the file's own rate and length, and none keeps another from being done."""
 
+import errno
 import json
+import re
 import tracemalloc
 
 import numpy as np
@@ -129,3 +131,27 @@ def test_a_file_cut_short_in_the_middle_leaves_no_half_result(tmp_path, monkeypa
     monkeypatch.setattr(soundfile.SoundFile, "read", fails)
     (line,) = WaveformAnswers(8000, LENGTH, 64, 32, 1).answer(Unchanged(), [(tmp_path / "a.wav", tmp_path / "out.wav")])
     assert "a.wav: ends in the middle" in line and [p.name for p in tmp_path.iterdir()] == ["a.wav"]
+
+
+def full_disk(*_, **__):
+    raise soundfile.LibsndfileError(2)
+
+
+@pytest.mark.parametrize("prepare, why", [
+    (lambda out, patch: out.write_text("a file"), "a part of this path is a file|is a file, not a folder"),
+    (lambda out, patch: (out / "a.cleaned.wav").mkdir(parents=True), "is a folder where a file should be written"),
+    (lambda out, patch: patch.setattr(soundfile.SoundFile, "write", full_disk), "can't be written"),
+    (lambda out, patch: patch.setattr(predicted.Path, "touch", denied), "no permission to write here"),
+])
+def test_a_result_that_can_not_be_written_is_one_line(run, tmp_path, monkeypatch, capfd, prepare, why):
+    soundfile.write(tmp_path / "a.wav", noise(5, 900), 8000)
+    prepare(tmp_path / "out", monkeypatch)
+    code = cli.main(["predict", str(run.path), str(tmp_path / "a.wav"), "--out", str(tmp_path / "out")])
+    told = capfd.readouterr()
+    assert code == 2 and "Traceback" not in told.err and told.out == ""
+    assert re.search(f"error: .*out.*: ({why})", told.err), told.err
+    assert not [path for path in tmp_path.rglob(".*.wav.*")]  # nor half a file
+
+
+def denied(*_, **__):
+    raise PermissionError(errno.EACCES, "denied")

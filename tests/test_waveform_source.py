@@ -105,6 +105,22 @@ def test_recordings_of_noise_are_in_one_split_each(speakers, tmp_path):
     assert all(used) and not used[0] & used[1] and not used[0] & used[2] and not used[1] & used[2]
 
 
+def test_what_is_wrong_with_sound_to_score_and_with_noise_is_told(speakers, tmp_path):
+    noises, other = tmp_path / "noise", tmp_path / "other"
+    for folder, count in ((noises, 10), (other, 4)):
+        folder.mkdir()
+        for i in range(count):
+            soundfile.write(folder / f"n{i}.wav", np.random.default_rng(i + count).standard_normal(3000) * 0.1, 8000)
+        (folder / "cut.wav").write_text("no sound")
+    task = task_of(speakers, noises=[], noise_root=str(noises))
+    of_noise = "data.noise_root: unreadable audio (file set aside, 1 in all): cut.wav"
+    assert any(note.startswith(of_noise) for note in task.data(tmp_path / "run").facts["notes"])
+    source, facts = task.source(other)
+    assert len(source) == 4 and facts["left_out"] == {"unreadable audio": 1}
+    assert sum(note.startswith("unreadable audio (file set aside, 1 in all): cut.wav") for note in facts["notes"]) == 1
+    assert sum(note.startswith(of_noise) for note in facts["notes"]) == 1
+
+
 @pytest.mark.parametrize(("make", "told"), [
     (lambda root: None, "no such folder"), (lambda root: root.mkdir(), "no usable clip"),
     (lambda root: (root.mkdir(), (root / "a.wav").write_text("no sound")), "can't be read as sound")])

@@ -31,7 +31,7 @@ QUIET = SimpleNamespace(line=print)
 def two(tmp_path_factory):
     """Each scenario's results in two workers: [worker 0's, worker 1's]; `two.folder` holds what was written."""
     folder = tmp_path_factory.mktemp("two")
-    code = launcher.start([str(ROOT / "tests/workers_scenarios.py"), str(folder)], 2, folder, QUIET)
+    code = launcher.start([str(ROOT / "tests/workers_scenarios.py"), str(folder)], 2, folder / "workers", QUIET)
     assert code == 0, (folder / "workers/worker_1.log").read_text()[-3000:]
     return SimpleNamespace(folder=folder, **pickle.loads((folder / "results.pickle").read_bytes()))
 

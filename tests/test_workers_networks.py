@@ -22,7 +22,7 @@ def ref():
 
 def over_workers(folder: Path, count: int, *names: str) -> dict[str, dict[str, np.ndarray]]:
     file = folder / "results.pickle"
-    code = launcher.start([str(ROOT / "tests/workers_trajectory.py"), str(file), *names], count, folder, QUIET)
+    code = launcher.start([str(ROOT / "tests/workers_trajectory.py"), str(file), *names], count, folder / "workers", QUIET)
     assert code == 0, (folder / "workers/worker_1.log").read_text()[-3000:]
     return pickle.loads(file.read_bytes())
 

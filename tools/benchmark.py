@@ -11,9 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite import config as settings  # noqa: E402
 from finite.bench.rows import ROWS, sentences  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
 from finite.monitor.console import Console  # noqa: E402
 from finite.run import environment, write_json  # noqa: E402
 from finite.training.state import use_device  # noqa: E402

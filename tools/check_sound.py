@@ -13,10 +13,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from finite.errors import UserError, exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite import config  # noqa: E402
 from finite.data import audio_audit  # noqa: E402
 from finite.data.text import printable  # noqa: E402
-from finite.errors import UserError, exit_code  # noqa: E402
 from finite.run import write_json  # noqa: E402
 
 
@@ -27,7 +30,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts and every finding")
     parser.add_argument("--strict", action="store_true", help="fail on any finding")
     options = parser.parse_args()
-    wanted = config.load(None, ["task=waveform", *options.set])
+    wanted = config.load(None, [*options.set, "task=waveform"])
     if options.json is not None and options.json.resolve().is_relative_to(options.data.resolve()):
         raise UserError(f"--json {options.json}: lies in the folder that is looked at; choose another place")
     audit = audio_audit.check(options.data, wanted.data.sample_rate, max(r.fft for r in wanted.loss.resolutions))

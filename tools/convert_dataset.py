@@ -12,6 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from rich.console import Console  # noqa: E402
 from rich.progress import Progress  # noqa: E402
 
@@ -20,7 +24,6 @@ from finite.data import audit_show  # noqa: E402
 from finite.data.convert import WRITERS, convert  # noqa: E402
 from finite.data.folder import FORMATS  # noqa: E402
 from finite.data.text import printable  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
 
 
 def main() -> int:

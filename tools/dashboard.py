@@ -14,7 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from finite.errors import exit_code  # noqa: E402 - found on the path set above
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite.monitor.dashboard import serve  # noqa: E402
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from finite.errors import exit_code  # noqa: E402 - found on the path set above
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite.run import RunFolder  # noqa: E402
 
 

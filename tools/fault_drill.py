@@ -15,16 +15,19 @@ import sys
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-import finite  # noqa: E402, F401  (first: it sets what must be set before MindSpore is imported)
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite.drill import command  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
+from finite.options import at_least  # noqa: E402
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this fault or control alone; may be repeated")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="drills to draw (default: 1 2 3)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: 2)")
+    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[1, 2, 3], metavar="N", help="drills to draw (default: 1 2 3)")
+    parser.add_argument("--jobs", type=at_least(1), default=2, metavar="N", help="processes at once (default: 2)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures into this file")
     parser.add_argument("--list", action="store_true", help="name the faults and controls")
     options = parser.parse_args()

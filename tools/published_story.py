@@ -13,8 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
 from finite.bench.story_page import tell  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
 from finite.monitor.console import Console  # noqa: E402
 
 

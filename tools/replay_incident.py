@@ -8,9 +8,13 @@ import argparse
 from pathlib import Path
 import sys
 
-import finite  # noqa: F401  (first: it sets what must be set before MindSpore is imported)
-from finite.errors import exit_code
-from finite.monitor.console import Console
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
+from finite.monitor.console import Console  # noqa: E402
 
 
 def main() -> int:

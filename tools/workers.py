@@ -6,22 +6,27 @@
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from finite import launcher  # noqa: E402 - found on the path set above
+from finite.errors import exit_code, tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()
+
+from finite import launcher  # noqa: E402
 from finite.config import Config  # noqa: E402
-from finite.errors import exit_code  # noqa: E402
 from finite.monitor.console import Console  # noqa: E402
+from finite.options import at_least  # noqa: E402
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("ratio", "scaling"))
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes on this machine, at least 2")
+    parser.add_argument("--workers", type=at_least(2), default=2, metavar="N", help="processes on this machine, at least 2")
     parser.add_argument("--compare", metavar="JSON", help=argparse.SUPPRESS)  # what one worker took, for the workers to tell
     args = parser.parse_args()
     config = Config()
@@ -32,8 +37,10 @@ def main() -> int:
             from finite.training.parallel import ALONE
 
             more = ["--compare", json.dumps(measure(config, ALONE))]
-        with tempfile.TemporaryDirectory() as folder:
-            return launcher.start([str(Path(__file__).resolve()), args.what, *more], args.workers, Path(folder), Console())
+        logs = Path(tempfile.mkdtemp(prefix="finite-workers-"))
+        code = launcher.start([str(Path(__file__).resolve()), args.what, *more], args.workers, logs, Console())
+        shutil.rmtree(logs)  # where a worker is lost they stay: the message names them
+        return code
     from finite.bench import ratio, scaling
     from finite.training.parallel import joined
 

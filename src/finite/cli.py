@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import finite
 from finite import launcher, runtime
-from finite.errors import GuardStop, Interrupted, UserError, WorkerLost
+from finite.errors import GuardStop, Interrupted, UserError, WorkerLost, missing
 from finite.options import Parser, at_least, near
 from finite.run import explained
 
@@ -55,10 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         return 141
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package == "finite":
-            return _bug(console)
-        return _failed("error", f"the package {package} is missing: `make train`, or `pip install -e .`", 2, console)
+        told = missing(error)
+        return _bug(console) if told is None else _failed("error", told, 2, console)
     except Exception as error:
         used_up = _used_up(error)
         if used_up is None:
@@ -146,7 +144,7 @@ def _train(args: argparse.Namespace, console: "Console") -> int | None:
 
 def _evaluate(args: argparse.Namespace, console: "Console") -> int | None:
     if _over_workers(args):
-        return launcher.use(args.argv, args.workers, args.run, console)
+        return launcher.use(args.verb, args.argv, args.workers, args.run, console)
     run = _opened(args.run, console)
     from finite import config
     from finite.evaluate import evaluate
@@ -159,7 +157,7 @@ def _evaluate(args: argparse.Namespace, console: "Console") -> int | None:
 
 def _predict(args: argparse.Namespace, console: "Console") -> int | None:
     if _over_workers(args):
-        return launcher.use(args.argv, args.workers, args.run, console, results="{")
+        return launcher.use(args.verb, args.argv, args.workers, args.run, console, results="{")
     run = _opened(args.run, console)
     from finite import config
     from finite.predict import predict
@@ -193,7 +191,7 @@ def _report(args: argparse.Namespace, console: "Console") -> None:
 def _doctor(args: argparse.Namespace, console: "Console") -> None:
     from finite.doctor import examine
 
-    examine(_settings(args.config, []).runs, console)
+    examine(_settings(args.config, []), console)
 
 
 def _settings(path: Path | None, overrides: Sequence[str]) -> "Config":

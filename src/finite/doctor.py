@@ -8,21 +8,21 @@ import time
 from pathlib import Path
 
 from finite import runtime
+from finite.config import Config
 from finite.errors import UserError
 from finite.monitor.console import Console
-from finite.run import RunFolder, environment
+from finite.run import RunFolder, environment, needed_bytes
 
 #: Python versions that MindSpore 2.10 has wheels for.
 PYTHONS = ((3, 10), (3, 12))
 #: MindInsight lives in an environment of its own, with one of these.
 MINDINSIGHT_PYTHONS = ("python3.9", "python3.10", "python3.11")
-#: A small run needs about this much disk and memory.
-DISK_BYTES = 500_000_000
+#: A small run needs about this much memory.
 MEMORY_BYTES = 2_000_000_000
 
 
-def examine(runs: Path, console: Console) -> None:
-    """Print the findings. Raises UserError, after all of them, when something keeps a training from running."""
+def examine(config: Config, console: Console) -> None:
+    """Print the findings for a training by `config`. Raises UserError, after all of them, when something keeps a training from running."""
     problems: list[str] = []
     facts = environment()
 
@@ -49,7 +49,8 @@ def examine(runs: Path, console: Console) -> None:
 
     console.listing("Environment variables", variables())
     console.listing("Devices", devices(problems))
-    console.listing("Run folder", {"where": runs.absolute(), "disk": disk(runs, problems)})
+    console.listing("Run folder", {
+        "where": config.runs.absolute(), "disk": disk(config.runs, needed_bytes(config.guard.incidents.megabytes), problems)})
     console.listing("MindInsight (the dashboard; Python 3.9 to 3.11)", mindinsight_pythons())
 
     console.line()
@@ -100,13 +101,13 @@ def devices(problems: list[str]) -> dict[str, str]:
     return rows
 
 
-def disk(runs: Path, problems: list[str]) -> str:
-    """Whether the runs' folder can be written, and the free space there. Leaves nothing behind; adds to `problems`."""
+def disk(runs: Path, needed: int, problems: list[str]) -> str:
+    """Whether the runs' folder can be written, and the free space there, of which a training asks `needed` bytes. Leaves nothing behind; adds to `problems`."""
     folder = runs.absolute()
     while not folder.exists():
         folder = folder.parent
     try:
-        RunFolder(folder).check_writable(DISK_BYTES)
+        RunFolder(folder).check_writable(needed)
     except UserError as error:
         problems.append(str(error))
         return str(error)

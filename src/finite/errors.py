@@ -3,6 +3,8 @@
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
 
 class UserError(Exception):
@@ -32,6 +34,33 @@ class WorkerLost(Exception):
     exit_code = 4
 
 
+def missing(error: ModuleNotFoundError) -> str | None:
+    """What to do about a package that this Python lacks; None where one of Finite's own modules is missing, which is a bug."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "finite"):
+        return None
+    home = Path(__file__).resolve().parents[2] / ".venv"
+    if not (home / "bin" / "python").exists() or Path(sys.prefix).resolve() == home.resolve():
+        return f"the package {package} is missing: `make train`, or `pip install -e .`"
+    shown = Path(".venv") if home.parent == Path.cwd() else home
+    return (f"this Python lacks the package {package}; {shown} has it: `. {shown}/bin/activate` first, or "
+            f"`{shown}/bin/python {sys.argv[0]} ...`")
+
+
+def tell_missing() -> None:
+    """From here on a package that this Python lacks ends the program with one line, also while a tool is still importing."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        told = missing(error) if isinstance(error, ModuleNotFoundError) else None
+        if told is None:
+            sys.__excepthook__(kind, error, trace)
+        else:
+            print(f"error: {told}", file=sys.stderr)
+            sys.exit(UserError.exit_code)
+
+    sys.excepthook = hook
+
+
 def exit_code(tool: Callable[[], int]) -> int:
     """Run a tool's main function: its exit code, or that of what ended it, said in one line."""
     try:
@@ -40,7 +69,7 @@ def exit_code(tool: Callable[[], int]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; nothing was changed", file=sys.stderr)
+        print("interrupted; what was finished before is kept", file=sys.stderr)
         return Interrupted.exit_code
     except BrokenPipeError:  # `| head` has seen enough; Python would complain at exit about what is still buffered
         with open(os.devnull, "w") as nothing:

@@ -73,6 +73,8 @@ def evaluate(run: RunFolder, data: Path | None, console: Console, workers: Worke
         console.line(f"{data}: {count(found[words.samples], words.sample)} ({found['format']})")
         for reason, samples in found["left_out"].items():
             console.note(f"{count(samples, words.sample)} left out: {reason}")
+        for text in found["notes"]:
+            console.note(text)
         place = str(data.resolve())
         what = {"split": "all", "data": place}
         folder = workers.from_first(lambda: free_folder(base, place))

@@ -52,13 +52,13 @@ def writes() -> bool:
     return os.environ.get("MS_NODE_ID", "0") == "0"
 
 
-def start(arguments: Sequence[str], count: int, folder: Path, console: Console, results: str = "") -> int:
-    """Run `python ARGUMENTS` in `count` workers, with their logs in `folder`/workers. With `results` what worker 0 says goes to
-    standard error, but for the lines that begin so.
+def start(arguments: Sequence[str], count: int, logs: Path, console: Console, results: str = "", further: str = "") -> int:
+    """Run `python ARGUMENTS` in `count` workers, with their logs in the folder `logs`, which is theirs alone. With `results` what
+    worker 0 says goes to standard error, but for the lines that begin so.
 
-    Returns the exit code of worker 0. Raises WorkerLost when another ended the run, or one was killed.
+    Returns the exit code of worker 0. Raises WorkerLost when another ended the run, or one was killed; its message ends in
+    `further`, how to go on.
     """
-    logs = folder / "workers"
     shutil.rmtree(logs, ignore_errors=True)  # of an earlier session
     logs.mkdir(parents=True)
     console.line(f"starting {count} workers; their logs: {logs}")
@@ -81,8 +81,7 @@ def start(arguments: Sequence[str], count: int, folder: Path, console: Console, 
     finally:
         crew.end()
     if code is None:
-        raise WorkerLost(f"{crew.last_words()}; all workers were ended. The run's last checkpoint is whole if it had one: "
-                         f"--resume {folder}, with as many workers as you like")
+        raise WorkerLost(f"{crew.last_words()}; all workers were ended{further}")
     return code
 
 
@@ -216,13 +215,14 @@ def train(arguments: Sequence[str], count: int, runs: Path, options: TrainOption
     if console.log_path is None and resume is not None:
         console.attach(resume / "run.log")
     try:
-        return start(["-m", "finite.cli", *rest], count, folder, console)
+        return start(["-m", "finite.cli", *rest], count, folder / "workers", console, further=". The run's last checkpoint is whole "
+                     f"if it had one: --resume {folder}, with as many workers as you like")
     except (UserError, WorkerLost):
         console.attach(folder / "run.log")
         raise
 
 
-def use(arguments: Sequence[str], count: int, run: Path, console: Console, results: str = "") -> int:
-    """A verb that works on a run, over workers."""
-    folder = RunFolder.open(run).path
-    return start(["-m", "finite.cli", *without(arguments, "--workers")], count, folder, console, results)
+def use(verb: str, arguments: Sequence[str], count: int, run: Path, console: Console, results: str = "") -> int:
+    """A verb that works on a run, over workers. Their logs lie beside those of the training, which they leave alone."""
+    logs = RunFolder.open(run).path / f"workers-{verb}"
+    return start(["-m", "finite.cli", *without(arguments, "--workers")], count, logs, console, results, "; give the command again")

@@ -24,11 +24,13 @@ import finite
 from finite import runtime
 from finite.errors import UserError
 
-#: Packages whose version is part of what a run depends on.
+#: Packages whose version is part of what a run depends on: those that pyproject.toml asks for, and what MindSpore brings.
 PACKAGES = (
     "mindspore", "numpy", "pillow", "pydantic", "PyYAML", "defusedxml", "rich", "safetensors", "onnx", "onnxruntime",
-    "protobuf", "matplotlib", "soundfile", "soxr",
+    "protobuf", "matplotlib", "soundfile", "soxr", "pycocotools", "google-crc32c",
 )
+#: Room on the disk for a handful of checkpoints, pictures and exports.
+NEEDED_BYTES = 500_000_000
 #: Environment variables that change a run's numbers or speed, recorded with their values.
 VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "MS_DEV_JIT_PIPELINE", "GLOG_v", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DEVICE_ID",
@@ -235,6 +237,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+def needed_bytes(incidents: int) -> int:
+    """Room asked of the disk before a training whose incidents may take so many megabytes (guard.incidents.megabytes)."""
+    return NEEDED_BYTES + incidents * 1_000_000
 
 
 def environment() -> dict[str, Any]:

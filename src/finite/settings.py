@@ -93,6 +93,14 @@ def value(values: Any, key: str) -> Any:
     return values
 
 
+def differing(old: Any, new: Any, key: str = "") -> list[str]:
+    """Dotted keys under which two configurations, as nested dictionaries, differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = dict.fromkeys([*old, *new])
+        return [d for name in names for d in differing(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))]
+    return [] if old == new else [key]
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the values of `over`; groups key by key, anything else replaced. Nothing is shared with `base`."""
     result = copy.deepcopy(dict(base))

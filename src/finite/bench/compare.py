@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from finite import config as settings
+from finite import settings as files
 from finite.errors import UserError
 from finite.words import WORDS
 
@@ -19,10 +20,16 @@ def trainings(configs: Sequence[Path], seeds: Sequence[int], overrides: Sequence
 
     Runs are named CONFIG-SEED in `runs`. One that is finished there already is not trained again, one that was stopped is
     resumed: an interrupted comparison goes on where it was. Raises UserError before anything is trained when the
-    configurations are of several tasks, and when a training fails.
+    configurations are of several tasks, when two have one name, and when a run of that name was made with other settings; and
+    when a training fails.
     """
-    kinds = {str(config): settings.load(config, overrides).kind for config in configs}
-    one_kind(kinds)
+    one_kind({str(config): settings.load(config, overrides).kind for config in configs})
+    for number, config in enumerate(configs):
+        if others := [other for other in configs[:number] if other.stem == config.stem]:
+            raise UserError(f"{others[0]} and {config}: runs are named by the configuration, so each needs a name of its own")
+    for config in configs:
+        for seed in seeds:
+            same(runs / f"{config.stem}-{seed}", config, [*overrides, f"seed={seed}"])
     for config in configs:
         for seed in seeds:
             folder = runs / f"{config.stem}-{seed}"
@@ -34,13 +41,22 @@ def trainings(configs: Sequence[Path], seeds: Sequence[int], overrides: Sequence
                 code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
                 if code:
                     raise UserError(f"{config}, seed {seed}: the training ended with exit code {code}; see above, and {folder / 'run.log'}")
-            row = figures(folder)
-            one_kind(kinds | {str(folder): row["kind"]})
-            yield {"config": config.stem, "seed": seed, **row}
+            yield {"config": config.stem, "seed": seed, **figures(folder)}
+
+
+def same(folder: Path, config: Path, overrides: Sequence[str]) -> None:
+    """Refuse a run that was made with other settings than these. Raises UserError."""
+    if not (folder / "config.yaml").exists():
+        return
+    was, asked = (loaded.model_dump(mode="json") for loaded in (settings.load(folder / "config.yaml"), settings.load(config, overrides)))
+    keys = [key for key in files.differing(was, asked) if key != "runs"]
+    if keys:
+        raise UserError(f"{folder}: was made with {keys[0]} {files.value(was, keys[0])}, {config} now asks for {files.value(asked, keys[0])}; "
+                        "give another --runs, or remove that run")
 
 
 def one_kind(kinds: dict[str, str]) -> None:
-    """Refuse what has no figures in common: the kind of task by name of a configuration or run. Raises UserError."""
+    """Refuse what has no figures in common: the kind of task by name of a configuration. Raises UserError."""
     first, *others = kinds
     for name in others:
         if kinds[name] != kinds[first]:

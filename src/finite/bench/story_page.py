@@ -13,13 +13,21 @@ import numpy as np
 from finite.bench import story_plan as plan
 from finite.bench.story import BATCH, EPOCHS, IMAGES, REMEDIES, WIDTH, Setup
 from finite.bench.story_plan import Result
-from finite.run import environment, write_bytes, write_json, write_text
+from finite.errors import UserError
+from finite.run import RunFolder, environment, write_bytes, write_json, write_text
 
+#: What story.md has markers for.
+PARTS = ("grid", "found", "article", "hardest", "costs", "machine")
 NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "momentum SGD"}
 
 
 def tell(root: Path, folder: Path, docs: Path, say: Callable[[str], None]) -> None:
-    """Train what is missing of the story, then write tables into story.md (between its markers), story.json, story.png."""
+    """Train what is missing of the story, then write tables into story.md (between its markers), story.json, story.png.
+
+    Raises UserError, before anything is trained, where there is no such page to write into, or nothing to train on."""
+    page = docs / "story.md"
+    filled(read(page), dict.fromkeys(PARTS, ""))
+    RunFolder(docs).check_writable(0)
     article = Setup()
     found = plan.run_all([*plan.grid(), *plan.table_of(article)], root, folder, say)
     grid = {s: found[s] for s in plan.grid()}
@@ -39,21 +47,29 @@ def tell(root: Path, folder: Path, docs: Path, say: Callable[[str], None]) -> No
                    f"{machine['packages']['mindspore']}; {sum(r['seconds'] for r in found.values()) / 60:.0f} core minutes "
                    f"for {len(found)} runs of {IMAGES:,} images, {EPOCHS} epochs, batch {BATCH}, width {WIDTH}.",
     }
-    page = docs / "story.md"
-    write_text(page, filled(page.read_text(), parts))
+    assert tuple(parts) == PARTS
+    write_text(page, filled(read(page), parts))
     shown = {replace(hardest, remedy=remedy) for remedy in REMEDIES}
     write_json(docs / "story.json", {"machine": machine, "runs": [raw(r, s in shown) for s, r in found.items()]})
     write_bytes(docs / "story.png", picture(hardest, found))
     say(f"written: {page}, story.json, story.png")
 
 
+def read(page: Path) -> str:
+    """The page's text. Raises UserError."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{page}: can't be read, and the tables are written into it ({error}); give the folder of story.md") from error
+
+
 def filled(text: str, parts: dict[str, str]) -> str:
-    """`text` with each part between its markers. Raises ValueError when a marker is missing."""
+    """`text` with each part between its markers. Raises UserError when a marker is missing."""
     for name, part in parts.items():
         begin, end = f"<!-- {name}: written by tools/published_story.py -->", f"<!-- /{name} -->"
         text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{part}\n{end}", text, flags=re.S)
         if count != 1:
-            raise ValueError(f"story.md: the marker {begin} with its end is there {count} times instead of once")
+            raise UserError(f"story.md: the marker {begin} with its end is there {count} times instead of once")
     return text
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 import finite
 from finite.bench.story import REMEDIES, Setup
+from finite.bench.story_runs import read_data
 
 Result = dict[str, Any]
 
@@ -60,7 +61,8 @@ def grid() -> list[Setup]:
 
 
 def run_all(setups: Iterable[Setup], root: Path, folder: Path, say: Callable[[str], None]) -> dict[Setup, Result]:
-    """The results of all setups; what is not there yet is trained. Raises RuntimeError when a worker ends early."""
+    """The results of all setups; what is not there yet is trained. Raises UserError, before that, for data that can't be trained
+    on, RuntimeError when a worker ends early."""
     wanted = list(dict.fromkeys(setups))
     missing = [s for s in wanted if not path_of(folder, s).exists()]
     kinds: dict[tuple, deque[Setup]] = {}
@@ -93,6 +95,7 @@ def run_all(setups: Iterable[Setup], root: Path, folder: Path, say: Callable[[st
             failed.append(error)
 
     if missing:
+        read_data(root, folder)  # what is wrong with them is told once; the workers find them as they were audited here
         threads = [threading.Thread(target=guarded, args=(core,), daemon=True) for core in sorted(os.sched_getaffinity(0))]
         for thread in threads:
             thread.start()

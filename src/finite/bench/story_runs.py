@@ -25,7 +25,7 @@ from finite.data.pipeline import Batch, Loader
 from finite.errors import GuardStop
 from finite.interrupt import Interrupt
 from finite.monitor.console import Console
-from finite.run import RunFolder, write_json
+from finite.run import RunFolder, explained, write_json
 from finite.tasks.base import Source, Sources
 from finite.tasks.detection.task import DetectionTask
 from finite.training.checkpoint import not_finite
@@ -95,17 +95,24 @@ class Machine:
         return not_finite(collect(self.network, self.steps[stage].optimizer))
 
 
+def read_data(root: Path, folder: Path) -> tuple[DetectionTask, Sources]:
+    """The data and the task that read them; their audit is remembered in `folder`, which is made. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explained(error, folder) from error
+    task = DetectionTask(config_of(Setup(), root).model_copy(update={"runs": folder}))
+    with tempfile.TemporaryDirectory() as data:
+        return task, task.data(Path(data))
+
+
 class Bench:
     """The data in memory, what was compiled last, and the folder of results."""
 
     def __init__(self, root: Path, folder: Path, images: int = IMAGES):
         self.root, self.folder = root, folder
-        folder.mkdir(parents=True, exist_ok=True)
-        config = config_of(Setup(), root).model_copy(update={"runs": folder})  # the audit of the data is remembered there
-        use_device(config)
-        task = DetectionTask(config)
-        with tempfile.TemporaryDirectory() as data:
-            sources = task.data(Path(data))
+        use_device(config_of(Setup(), root))
+        task, sources = read_data(root, folder)
         self.classes, self.statistics = task.classes, task.statistics
         train, validation = InMemory(sources.train, images), InMemory(sources.validation, images)
         self.sources = Sources(train, validation, validation, sources.facts)

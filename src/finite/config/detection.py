@@ -149,9 +149,16 @@ class Config(Group):
         return ""
 
     @model_validator(mode="after")
-    def _background_is_single(self) -> "Config":
-        if self.kind == "dense" and self.data.background:
+    def _single_alone(self) -> "Config":
+        """What the dense head would leave without effect."""
+        if self.kind != "dense":
+            return self
+        if self.data.background:
             raise ValueError("data.background is for model.head: single; the dense head learns from empty images as they are")
+        if self.data.object == "only":
+            raise ValueError("data.object: only is for model.head: single; the dense head learns all objects, or those of class:NAME")
+        if self.loss.class_weights != "equal":
+            raise ValueError(f"loss.class_weights: {self.loss.class_weights} is for model.head: single; the dense head has no use for it")
         return self
 
     @model_validator(mode="after")

@@ -51,14 +51,14 @@ class Audit:
     def refusals(self) -> list[Finding]:
         return [finding for finding in self.findings if finding.action == "refuse"]
 
-    def why_unusable(self) -> str:
-        """One line for the error that stops a training on this set."""
+    def why_unusable(self, use: str = "train on") -> str:
+        """One line for the error that stops a training on this set, or what else its `use` would be."""
         if self.refusals:
             first = self.refusals[0]
             return f"{first.file or self.image_set.root}: {first.reason}"
         worst = Counter(finding.kind for finding in self.findings).most_common(3)
         said = ", ".join(f"{kind} ({count})" for kind, count in worst) or "no objects"
-        return f"{self.image_set.root}: nothing to train on: {said}; tools/check_dataset.py shows each"
+        return f"{self.image_set.root}: nothing to {use}: {said}; tools/check_dataset.py shows each"
 
 
 def check(

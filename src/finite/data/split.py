@@ -6,6 +6,8 @@ The result depends on the records' ids and the images' bytes, not on the order o
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+import json
+from pathlib import Path
 
 from finite.data.sample import ImageRecord
 from finite.data.streams import SPLIT, stream
@@ -110,3 +112,24 @@ def complete(
     return {name: parts.get(name) or given.get(name, []) for name in NAMES}, [
         f"{source}: {len(pool)} images divided by class with seed {seed} into {told}"
     ]
+
+
+def held(path: Path, ids: Mapping[str, Sequence[str]], root: Path, samples: str) -> bool:
+    """Whether the record of a run's split is there, and is this one: `ids` by split, of what is called `samples` below `root`.
+    Raises UserError for the record of another split: a resumed run must see the same data."""
+    try:
+        old = json.loads(path.read_text())
+        before = {name: list(old[name]) for name in NAMES}
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged, so what the run was trained on is not known; restore the file") from error
+    for name in NAMES:
+        if before[name] != list(ids[name]):
+            odd = sorted(set(before[name]) ^ set(ids[name]))
+            what = f"{odd[0]} is in one alone" if odd else "their order differs"
+            raise UserError(
+                f"{root}: the {name} split is not the one in {path} ({len(ids[name])} {samples} now, {len(before[name])} then; {what}); "
+                "restore the data, or start a new run"
+            )
+    return True

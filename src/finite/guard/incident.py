@@ -1,6 +1,6 @@
 """An incident: a folder that says what happened in a bad step, and holds all that is needed to run that step again.
 
-    incidents/step-000123/       (-2 for the attempt that followed under the same step number)
+    incidents/step-000123/       (-2 for the attempt that followed under the same step number, -3 for what was found after it)
       incident.md      to be read in half a minute
       incident.json    the same for programs; keys in KEYS
       batch.npz        the batch as the step got it
@@ -193,7 +193,8 @@ def where(incident: Incident) -> str:
 
 
 REFUSED = "The step was refused: it changed no weight, no moment and no BatchNorm statistic."
-FOUND_BETWEEN = "Found after this step, when weights, moments and statistics were looked at; no step had shown it."
+FOUND_BETWEEN = ("Found after this step, when weights, moments and statistics were looked at; no step had shown it. "
+                 "No batch belongs to it, so it can't be run again.")
 
 
 def markdown(incident: Incident, folder: Path, files: Sequence[str], details: Sequence[str], dropped: Sequence[str]) -> str:

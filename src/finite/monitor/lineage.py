@@ -20,8 +20,9 @@ def event(**what: Any) -> bytes:
     return LineageEvent(wall_time=time.time(), **what).SerializeToString()
 
 
-def training(config: Config, network: str, samples: int, loss: float, checkpoint: Path) -> bytes:
-    """The training: fixed fields of MindInsight. `network` in a few words; `loss` is the total of the last epoch."""
+def training(config: Config, network: str, samples: int, loss: float, checkpoint: Path, workers: int) -> bytes:
+    """The training: fixed fields of MindInsight. `network` in a few words; `loss` is the total of the last epoch; `workers` how
+    many processes share the batch."""
     last = config.stages[-1]
     weights = " + ".join(f"{weight:g} {name}" for name, weight in last.weights.items() if weight)
     found = TrainLineage()
@@ -29,7 +30,7 @@ def training(config: Config, network: str, samples: int, loss: float, checkpoint
     hyper.optimizer, hyper.learning_rate, hyper.batch_size = config.optimizer.name, last.learning_rate, config.training.batch_size
     hyper.loss_function = f"{weights}, {config.loss.bound} at {config.loss.cap:g}"
     hyper.epoch = sum(stage.epochs for stage in config.stages)
-    hyper.parallel_mode, hyper.device_num = "stand_alone", 1
+    hyper.parallel_mode, hyper.device_num = "stand_alone" if workers == 1 else "data_parallel", workers
     found.train_dataset.train_dataset_path, found.train_dataset.train_dataset_size = str(config.data.root), samples
     found.algorithm.network = network
     if math.isfinite(loss):

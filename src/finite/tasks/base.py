@@ -185,7 +185,8 @@ class Task(Protocol):
 
     def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[Source, Mapping[str, Any]]:
         """All samples of another folder, less the files in `seen` (resolved paths), to be scored by a restored task; and the
-        facts about it: their number under what samples are called, `format`, `left_out` (reason: number). Raises UserError."""
+        facts about it: their number under what samples are called, `format`, `left_out` (reason: number), `notes` (sentences about
+        what was wrong with it). Raises UserError."""
         ...
 
     def network(self) -> Any:

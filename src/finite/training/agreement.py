@@ -15,12 +15,9 @@ FREE = ("runs", "device", "model.weights", "data.root", "data.test", "data.cache
         *(f"summary.{name}" for name in settings.Summary.model_fields))
 
 
-def differing(old: Any, new: Any, key: str = "") -> list[str]:
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Dotted keys under which two resolved configurations differ, those in FREE left out."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = dict.fromkeys([*old, *new])
-        return [d for name in names for d in differing(old.get(name), new.get(name), f"{key}.{name}".lstrip("."))]
-    return [] if old == new or key in FREE else [key]
+    return [key for key in files.differing(old, new) if key not in FREE]
 
 
 def same_settings(config: Config, workers: Workers) -> None:

@@ -222,11 +222,13 @@ class Investigator:
         }
         tensors = collect(run.network, self.loop.optimizer)  # not `loop.tensors`, a meeting: worker 0 writes alone
         attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
+        details = layer_lines(self.table, finding.layer)
         if finding.cause.startswith("as in "):
             attached = Attachments()  # the first of a streak holds what a replay needs
+            details.append(f"It is the same fault as before, so batch, weights and report are not kept again: see {finding.cause[6:]}.")
         rules = run.config.guard.incidents
-        folder, dropped = incident.write(run.folder.incidents, name, told, attached, layer_lines(self.table, finding.layer),
-                                         rules.keep, rules.megabytes)
+        folder, dropped = incident.write(run.folder.incidents, name, told, attached, details, rules.keep,
+                                         rules.megabytes)
         if folder is not None and (run.guard.streak is None or run.guard.streak[0] != case.verdict.kind):
             run.guard.streak = (case.verdict.kind, name)
         return (name if folder is not None else ""), dropped

@@ -147,7 +147,8 @@ class Recording(Recorder):
             total = sum(term["weighted"] for term in line["terms"].values()) if line["terms"] else math.nan
             known = {**self.counters(loop.run.guard)}
             found = [
-                lineage.training(config, self.told.network, len(self.sources.train), total, self.folder.checkpoints / "last.safetensors"),
+                lineage.training(config, self.told.network, len(self.sources.train), total, self.folder.checkpoints / "last.safetensors",
+                                 loop.workers.size),
                 lineage.evaluation({"validation": line["validation"]}, config.data.root, len(self.sources.validation)),
                 lineage.fields(lineage.own_fields(config, self.told.settings, known)),
                 lineage.data(config, self.told.pipeline),

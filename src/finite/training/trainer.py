@@ -23,7 +23,7 @@ from finite.monitor import report
 from finite.monitor.budget import Budget
 from finite.monitor.console import Console
 from finite.monitor.history import History, Unwritten
-from finite.run import RunFolder, TrainOptions, environment, write_json, write_text
+from finite.run import RunFolder, TrainOptions, environment, needed_bytes, write_json, write_text
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
@@ -38,8 +38,6 @@ from finite.training.scoring import Scored, Scorer
 from finite.training.stages import constants_of
 from finite.training.state import EpochSums, Position, assign, restore_network, use_device, with_precision
 
-#: Room asked of the disk before training: a handful of checkpoints, pictures, exports.
-NEEDED_BYTES = 500_000_000  # and what incidents may take (guard.incidents.megabytes)
 #: Share of the time for rewriting the report after an epoch; where epochs are short, some go without. The end never does.
 REPORT = 0.002
 
@@ -93,7 +91,7 @@ def train(config: Config, options: TrainOptions, console: Console,
             return folder, None
     else:
         folder = workers.from_first(lambda: RunFolder.create(config.runs, options.run))
-    workers.from_first(lambda: folder.check_writable(NEEDED_BYTES + config.guard.incidents.megabytes * 1_000_000))
+    workers.from_first(lambda: folder.check_writable(needed_bytes(config.guard.incidents.megabytes)))
     if saved is None and workers.first:
         console.attach(folder.log)
         write_text(folder.config, settings.dump(config))

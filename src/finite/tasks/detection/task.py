@@ -8,7 +8,6 @@
 
 from dataclasses import asdict
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,13 +22,13 @@ from finite.config import Config
 from finite.data.augment import Augmentation
 from finite.data.audit import Audit, check
 from finite.data import audit_show
-from finite.data.sample import ImageRecord, ImageSet, Object
+from finite.data.sample import ImageRecord, ImageSet
 from finite.data.scaler import BoxScaler, channel_statistics
 from finite.data.select import BACKGROUND, class_names, select
-from finite.data.split import NAMES, complete
+from finite.data.split import NAMES, complete, held
 from finite.errors import UserError
 from finite.run import write_json
-from finite.tasks.base import Predict, Sources, Told
+from finite.tasks.base import Predict, Source, Sources, Told
 from finite.tasks.detection import draw
 from finite.tasks.detection.exported import DetectionExport
 from finite.tasks.detection.figures import confusion_picture
@@ -43,7 +42,7 @@ from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
 #: Training images that the channel statistics are taken from, evenly over the split.
 STATISTICS_IMAGES = 500
 
-Samples = list[tuple[ImageRecord, Object | None]]
+Records = Sequence[ImageRecord]
 
 
 class DetectionTask:
@@ -92,32 +91,26 @@ class DetectionTask:
         self.classes, self.numbers = classes, {name: found.class_ids[name] for name in classes if name in found.class_ids}
 
         notes, left_out = audit_show.sentences(audit.findings), Counter()
-        declared = {}
-        for name, records in found.splits.items():
-            chosen = select(records, config.object)
-            declared[name] = [record for record, _ in chosen.samples]
-            left_out.update(chosen.left_out)
+        declared = {name: self._chosen(records, left_out) for name, records in found.splits.items()}
+        formats = dict.fromkeys(NAMES, found.format)
         if config.test is not None:
             if declared.get("test"):
                 notes.append(f"{len(declared['test'])} test images of {config.root} are not used: data.test is {config.test}")
             tested = self._audit(config.test)
             notes += audit_show.sentences(tested.findings)
-            others, reasons = self._foreign(tested.image_set)
-            declared["test"] = [record for record, _ in others]
-            left_out.update(reasons)
+            declared["test"] = self._foreign(tested.image_set, left_out)
+            formats["test"] = tested.image_set.format
             self._refuse_overlap(declared)
         splits, told = complete(declared, self._label_of, config.split, self.config.seed)
-        samples = {name: select(splits[name], config.object).samples for name in NAMES}
-        notes += told + self._notes(samples, found)
+        total = sum(map(len, splits.values()))
+        sources = {name: self._source(splits[name], formats[name], len(splits[name]) / total, name == "train") for name in NAMES}
+        notes += told + self._notes(sources, found)
         self._remember(folder, found, splits)
-
-        total = sum(map(len, samples.values()))
-        sources = {name: self._source(samples[name], len(samples[name]) / total, name == "train") for name in NAMES}
         facts = {
             "root": str(config.root),
             "format": found.format,
-            "images": {name: len(samples[name]) for name in NAMES},
-            "classes": {name: self._counts(samples[name]) for name in NAMES},
+            "images": {name: len(splits[name]) for name in NAMES},
+            "classes": {name: self._counts(sources[name]) for name in NAMES},
             "left_out": dict(left_out),
             "findings": dict(Counter(finding.kind for finding in audit.findings)),
             **self._measure(sources["train"], notes),
@@ -125,73 +118,53 @@ class DetectionTask:
         }
         return Sources(sources["train"], sources["validation"], sources["test"], facts)
 
-    def _audit(self, root: Path) -> Audit:
-        """Every file of the folder read and every image decoded, once: remembered beside the runs, an unchanged folder
-        costs nothing. Raises UserError when nothing can be trained on, or the user must decide something first."""
-        config = self.config
-        name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        cache = config.runs / ".audits" / f"{name}.json" if config.runs.is_dir() else None
-        audit = check(root, config.data.format, config.data.voc_base, config.model.image_size, config.training.batch_size, cache)
-        if not audit.usable:
-            raise UserError(audit.why_unusable())
-        return audit
-
-    def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[DetectionSource, dict[str, Any]]:
+    def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[Source, dict[str, Any]]:
         """All images of another folder of any format, to be scored by this task's classes; and the facts about it.
 
-        Images whose object is of a class that the network does not know, and the files in `seen` (resolved paths: what
-        the network was trained on), are left out and counted. Raises UserError.
+        It is audited as the training data are. Images with nothing of a class that the network knows, and the files in `seen`
+        (resolved paths: what the network was trained on), are left out and counted. Raises UserError.
         """
-        found = check(root, "auto", self.config.data.voc_base).image_set
-        samples, left_out = self._foreign(found)
-        fresh = [sample for sample in samples if sample[0].path.resolve() not in seen]
-        if len(fresh) < len(samples):
-            left_out["seen in training"] = len(samples) - len(fresh)
+        audit = self._audit(root, "auto", "score")
+        found = audit.image_set
+        left_out: Counter[str] = Counter()
+        records = self._foreign(found, left_out)
+        fresh = [record for record in records if record.path.resolve() not in seen]
+        if len(fresh) < len(records):
+            left_out["seen in training"] = len(records) - len(fresh)
         if not fresh:
-            raise UserError(f"{found.root}: nothing to score, the run was trained on all {len(samples)} images of it")
-        samples = fresh
+            raise UserError(f"{found.root}: nothing to score, the run was trained on all {len(records)} images of it")
+        source = self._source(fresh, found.format, 1.0)
         facts = {
             "root": str(root),
             "format": found.format,
-            "images": len(samples),
-            "classes": self._counts(samples),
-            "left_out": left_out,
-            "findings": dict(Counter(finding.kind for finding in found.findings)),
+            "images": len(fresh),
+            "classes": self._counts(source),
+            "left_out": dict(left_out),
+            "findings": dict(Counter(finding.kind for finding in audit.findings)),
+            "notes": audit_show.sentences(audit.findings),
         }
-        return self._source(samples, 1.0), facts
+        return source, facts
 
-    def _source(self, samples: Samples, share: float, trained: bool = False) -> DetectionSource:
-        """`share` of the memory is its own; what is `trained` on is augmented and weighted as configured."""
-        config, classes = self.config, self._known_classes()
-        augmentation = weights = None
-        if trained and config.augment.enabled:
-            augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled", "mosaic", "mosaic_until"}))
-        if trained and config.loss.class_weights == "balanced":
-            weights = balanced(self._counts(samples)[name] for name in classes)
-        memory = config.data.cache_mb * share
-        return DetectionSource(
-            samples, classes, config.model.image_size, augmentation, memory, config.data.background, weights
+    def _audit(self, root: Path, format: str | None = None, use: str = "train on") -> Audit:
+        """Every file of the folder read and every image decoded, once: remembered beside the runs, an unchanged folder
+        costs nothing. `format` None: as configured. Raises UserError when there is nothing to `use`, or the user must decide
+        something first."""
+        config = self.config
+        name = hashlib.sha256(str(root.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        cache = config.runs / ".audits" / f"{name}.json" if config.runs.is_dir() else None
+        audit = check(
+            root, format or config.data.format, config.data.voc_base, config.model.image_size, config.training.batch_size, cache
         )
+        if not audit.usable:
+            raise UserError(audit.why_unusable(use))
+        return audit
 
-    def _foreign(self, found: ImageSet) -> tuple[Samples, dict[str, int]]:
-        """The samples of a whole other folder that can be scored, and how many images each reason left out."""
-        rule, classes = self.config.data.object, self._known_classes()
-        chosen = select([record for records in found.splits.values() for record in records], rule)
-        left_out = Counter(chosen.left_out)
-        samples = []
-        for record, item in chosen.samples:
-            if item is not None and item.label not in classes:
-                left_out[f"class {item.label} is not among the trained ones"] += 1
-            else:
-                samples.append((record, item))
-        if not any(item for _, item in samples):
-            raise UserError(
-                f"{found.root}: nothing to score by data.object={rule}; its classes are {', '.join(found.classes) or 'none'}, "
-                f"the trained ones {', '.join(classes)}"
-            )
-        return samples, dict(left_out)
+    def _augmentation(self, trained: bool) -> Augmentation | None:
+        augment = self.config.augment
+        changed = trained and augment.enabled
+        return Augmentation(**augment.model_dump(exclude={"enabled", "mosaic", "mosaic_until"})) if changed else None
 
-    def _refuse_overlap(self, declared: Mapping[str, Sequence[ImageRecord]]) -> None:
+    def _refuse_overlap(self, declared: Mapping[str, Records]) -> None:
         trained = {record.path.resolve() for name, records in declared.items() if name != "test" for record in records}
         shared = [record.id for record in declared["test"] if record.path.resolve() in trained]
         if shared:
@@ -200,53 +173,82 @@ class DetectionTask:
                 f"({shared[0]}); a test on training images says nothing, so point data.root at the others alone"
             )
 
+    def _remember(self, folder: Path, found: ImageSet, splits: Mapping[str, Sequence[ImageRecord]]) -> None:
+        """Write split.json and classes.json, or make sure that they still hold: a resumed run must see the same data."""
+        ids = {name: [record.id for record in splits[name]] for name in NAMES}
+        if held(folder / "split.json", ids, found.root, "images"):
+            return
+        test = self.config.data.test
+        roots = {"root": found.root, "test_root": test and test.absolute(), "format": found.format, "seed": self.config.seed}
+        write_json(folder / "classes.json", {"classes": self.classes, "numbers_in_files": found.class_ids})
+        write_json(folder / "split.json", {**roots, **ids})
+
+    # ---- data: what the dense head does otherwise ----------------------------------------------------------------------
+
+    def _chosen(self, records: Records, left_out: Counter[str]) -> list[ImageRecord]:
+        """The images that are samples; how many each reason leaves out goes to `left_out`."""
+        chosen = select(records, self.config.data.object)
+        left_out.update(chosen.left_out)
+        return [record for record, _ in chosen.samples]
+
+    def _foreign(self, found: ImageSet, left_out: Counter[str]) -> list[ImageRecord]:
+        """The images of a whole other folder that can be scored. Raises UserError when no object is of a known class."""
+        rule, classes = self.config.data.object, self._known_classes()
+        chosen = select([record for records in found.splits.values() for record in records], rule)
+        left_out.update(chosen.left_out)
+        unknown = Counter(item.label for _, item in chosen.samples if item is not None and item.label not in classes)
+        left_out.update({f"class {name} is not among the trained ones": count for name, count in unknown.items()})
+        samples = [(record, item) for record, item in chosen.samples if item is None or item.label in classes]
+        if not any(item for _, item in samples):
+            raise UserError(
+                f"{found.root}: nothing to score by data.object={rule}; its classes are {', '.join(found.classes) or 'none'}, "
+                f"the trained ones {', '.join(classes)}"
+            )
+        return [record for record, _ in samples]
+
     def _label_of(self, record: ImageRecord) -> str:
+        """What an image counts as when the set is divided."""
         (_, item), = select([record], self.config.data.object).samples  # fmt: skip
         return item.label if item else BACKGROUND
 
-    def _counts(self, samples: Samples) -> dict[str, int]:
-        counts = Counter(item.label if item else BACKGROUND for _, item in samples)
+    def _source(self, records: Records, format: str, share: float, trained: bool = False) -> DetectionSource:
+        """Images of a set of this format; `share` of the memory is their own; what is `trained` on is augmented and weighted
+        as configured."""
+        config, classes = self.config, self._known_classes()
+        samples = select(records, config.data.object).samples
+        weights = None
+        if trained and config.loss.class_weights == "balanced":
+            counts = Counter(item.label if item else BACKGROUND for _, item in samples)
+            weights = balanced(counts[name] for name in classes)
+        return DetectionSource(
+            samples, classes, config.model.image_size, self._augmentation(trained), config.data.cache_mb * share,
+            config.data.background, weights
+        )
+
+    def _counts(self, source: DetectionSource) -> dict[str, int]:
+        """Images by class."""
+        counts = Counter(item.label if item else BACKGROUND for _, item in source.samples)
         return {name: counts[name] for name in dict.fromkeys([*self._known_classes(), *counts])}
 
-    def _notes(self, samples: Mapping[str, Samples], found: ImageSet) -> list[str]:
+    def _notes(self, sources: Mapping[str, DetectionSource], found: ImageSet) -> list[str]:
         """What the user should know about the splits. Raises UserError where there is nothing to train or choose by."""
         for name in ("train", "validation"):
-            if not any(item for _, item in samples[name]):
+            if not any(item for _, item in sources[name].samples):
                 raise UserError(
                     f"{found.root}: no image with an object in the {name} split by data.object={self.config.data.object} "
                     f"({sum(map(len, found.splits.values()))} images were read); change the rule or add images"
                 )
         notes = []
-        counts = self._counts(samples["train"])
+        counts = self._counts(sources["train"])
         missing = [name for name in self._known_classes() if not counts[name]]
         if missing:
             notes.append(f"no training image of class {', '.join(missing)}: the network can't learn it")
-        empty = sum(item is None for part in samples.values() for _, item in part)
+        empty = sum(item is None for source in sources.values() for _, item in source.samples)
         if empty and not self.config.data.background:
             notes.append(f"{empty} images without object weigh nothing (data.background: true makes them a class)")
-        if not samples["test"]:
+        if not len(sources["test"]):
             notes.append("no test images: data.split gives them no share")
         return notes
-
-    def _remember(self, folder: Path, found: ImageSet, splits: Mapping[str, Sequence[ImageRecord]]) -> None:
-        """Write split.json and classes.json, or make sure that they still hold: a resumed run must see the same data."""
-        split = {name: [record.id for record in splits[name]] for name in NAMES}
-        path = folder / "split.json"
-        if path.exists():
-            old = json.loads(path.read_text())
-            for name in NAMES:
-                if old[name] != split[name]:
-                    odd = sorted(set(old[name]) ^ set(split[name]))
-                    what = f"{odd[0]} is in one alone" if odd else "their order differs"
-                    raise UserError(
-                        f"{found.root}: the {name} split is not the one in {path} ({len(split[name])} images now, "
-                        f"{len(old[name])} then; {what}); restore the data, or start a new run"
-                    )
-            return
-        test = self.config.data.test
-        roots = {"root": found.root, "test_root": test and test.absolute(), "format": found.format, "seed": self.config.seed}
-        write_json(folder / "classes.json", {"classes": self.classes, "numbers_in_files": found.class_ids})
-        write_json(path, {**roots, **split})
 
     def _measure(self, train: DetectionSource, notes: list[str]) -> dict[str, Any]:
         """Statistics of the unaugmented training split; what is odd about them goes to `notes`."""

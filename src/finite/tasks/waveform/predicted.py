@@ -7,6 +7,7 @@ the sound before and after it as the network can see, so no seam is heard: the r
 """
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,19 @@ class WaveformAnswers:
         """Write the cleaned file, whole or not at all. Raises AudioError; UserError when it can't be written."""
         with audio.opened(path) as file:
             rate, channels = file.samplerate, file.channels
-            target.parent.mkdir(parents=True, exist_ok=True)
             part = target.with_name(f".{target.name}.{os.getpid()}")
             try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                part.touch()  # libsndfile would say "System error" and not why
                 count = self.stream(network, file, path, part)
                 os.replace(part, target)
             except OSError as error:
                 raise explained(error, target) from error
+            except soundfile.LibsndfileError as error:  # reading raises none
+                raise UserError(f"{target}: can't be written ({error}); is there room on the disk?") from error
             finally:
-                part.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # the normal case: it was renamed
+                    part.unlink()
         return {"file": str(path), "cleaned": str(target), "seconds": round(count / rate, 3), "sample_rate": rate, "channels": channels}
 
     def stream(self, network: Predict, file: soundfile.SoundFile, path: Path, part: Path) -> int:

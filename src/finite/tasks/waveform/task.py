@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from finite.config import WaveformConfig
 from finite.data import audio_audit
 from finite.data.audio_audit import AudioAudit, Clip
 from finite.data.audio_show import sentences
-from finite.data.split import NAMES, split
+from finite.data.split import NAMES, held, split
 from finite.errors import UserError
 from finite.run import write_json
 from finite.tasks.base import Predict, Sources, Told
@@ -96,7 +95,7 @@ class WaveformTask:
             if not splits[name]:
                 raise UserError(f"{config.root}: no clip in the {name} split ({audit.files} files were read); add some, or change data.split")
         self._remember(folder, splits)
-        noises = self._noises() if FOLDER in self.kinds else {}
+        noises = self._noises(notes) if FOLDER in self.kinds else {}
         total = sum(map(len, splits.values()))
         made = {name: self._source(splits[name], len(splits[name]) / total, part, noises.get(name, []), name == "train")
                 for part, name in enumerate(NAMES)}
@@ -146,11 +145,12 @@ class WaveformTask:
             given |= parts
         return {name: given.get(name, []) for name in NAMES}, notes
 
-    def _noises(self) -> dict[str, list[Clip]]:
-        """Recordings of noise by split; no recording is in two."""
+    def _noises(self, notes: list[str]) -> dict[str, list[Clip]]:
+        """Recordings of noise by split; no recording is in two. What is wrong with them goes to `notes`."""
         root = self.config.data.noise_root
         found = audio_audit.check(root, self.config.data.sample_rate, 1)
         clips = [clip for clips in found.splits.values() for clip in clips]
+        notes += [f"data.noise_root: {text}" for text in sentences(found.findings)]
         if len(clips) < 3:
             raise UserError(f"data.noise_root: {root} has {len(clips)} usable recordings; three are needed, so that validation and test hear others")
         return split(clips, lambda clip: "", self.config.data.split, self.config.seed, NAMES)
@@ -165,8 +165,10 @@ class WaveformTask:
         left_out = audit_dropped(audit) | ({"seen in training": len(clips) - len(fresh)} if len(fresh) < len(clips) else {})
         if not fresh:
             raise UserError(f"{root}: nothing to score, the run was trained on all {len(clips)} clips of it")
-        noises = self._noises()["test"] if FOLDER in self.kinds else []
-        facts = {"root": str(root), "format": "pairs" if audit.pairs else "clean files", "clips": len(fresh), "left_out": left_out}
+        notes = sentences(audit.findings)
+        noises = self._noises(notes)["test"] if FOLDER in self.kinds else []
+        facts = {"root": str(root), "format": "pairs" if audit.pairs else "clean files", "clips": len(fresh), "left_out": left_out,
+                 "notes": notes}
         return self._source(fresh, 1.0, len(NAMES), noises), facts
 
     def _source(self, clips: Sequence[Clip], share: float, part: int, noises: Sequence[Clip], trained: bool = False) -> WaveformSource:
@@ -179,17 +181,10 @@ class WaveformTask:
 
     def _remember(self, folder: Path, splits: Mapping[str, Sequence[Clip]]) -> None:
         """Write split.json, or make sure that it still holds: a resumed run must see the same data."""
-        names = {name: [clip.id for clip in splits[name]] for name in NAMES}
-        path, config = folder / "split.json", self.config.data
-        if path.exists():
-            old = json.loads(path.read_text())
-            for name in NAMES:
-                if old[name] != names[name]:
-                    odd = sorted(set(old[name]) ^ set(names[name]))
-                    raise UserError(f"{config.root}: the {name} split is not the one in {path} ({len(names[name])} clips now, {len(old[name])} "
-                                    f"then{'; ' + odd[0] + ' is in one alone' if odd else ''}); restore the data, or start a new run")
-            return
-        write_json(path, {"root": config.root.absolute(), "test_root": config.test and config.test.absolute(), "seed": self.config.seed, **names})
+        config, ids = self.config.data, {name: [clip.id for clip in splits[name]] for name in NAMES}
+        if not held(folder / "split.json", ids, config.root, "clips"):
+            roots = {"root": config.root.absolute(), "test_root": config.test and config.test.absolute(), "seed": self.config.seed}
+            write_json(folder / "split.json", {**roots, **ids})
 
     def _measure(self, train: WaveformSource) -> None:
         """Mean and deviation of the log powers of noisy training clips, by bin."""

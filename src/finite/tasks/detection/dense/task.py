@@ -1,11 +1,10 @@
 """Detection of many objects as a task (`model.head: dense`): an image in, any number of classes and boxes out.
 
-Data, audit, splits and start weights are those of the single head's task; network, terms, figures and pictures are its own.
+Audit, splits and start weights are those of the single head's task; samples, network, terms, figures and pictures are its own.
 """
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +13,11 @@ from mindspore import Tensor
 import numpy as np
 from PIL import Image
 
-from finite.data import audit_show
-from finite.data.audit import check
-from finite.data.augment import Augmentation
 from finite.data.sample import ImageRecord, ImageSet
 from finite.data.scaler import channel_statistics
-from finite.data.select import BACKGROUND, class_names
-from finite.data.split import NAMES, complete
+from finite.data.select import BACKGROUND
 from finite.errors import UserError
-from finite.run import write_json
-from finite.tasks.base import Sources, Told
+from finite.tasks.base import Told
 from finite.tasks.detection import draw
 from finite.tasks.detection.dense import metrics, pictures
 from finite.tasks.detection.dense.exported import DenseExport
@@ -35,9 +29,7 @@ from finite.tasks.detection.dense.source import DenseSource
 from finite.tasks.detection.dense.terms import POINTS, TERMS, DenseTerms
 from finite.tasks.detection.figures import confusion_picture
 from finite.tasks.detection.resnet_weights import INPUT_MEAN, INPUT_STD
-from finite.tasks.detection.task import STATISTICS_IMAGES, DetectionTask, evenly
-
-Records = Sequence[ImageRecord]
+from finite.tasks.detection.task import STATISTICS_IMAGES, DetectionTask, Records, evenly
 
 
 class Detector:
@@ -70,89 +62,17 @@ class DenseTask(DetectionTask):
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
-    def data(self, folder: Path) -> Sources:
-        """As the single head's, with all objects of every image. `facts`: the distances' statistics by stride, and the number of
-        objects by class and split."""
-        config = self.config.data
-        audit = self._audit(config.root)
-        found = audit.image_set
-        if not (folder / "findings.json").exists():
-            write_json(folder / "findings.json", [asdict(finding) for finding in audit.findings])
-        classes = class_names(config.object, found.classes)
-        if self.classes is not None and classes != self.classes:
-            raise UserError(f"{config.root}: has the classes {', '.join(classes)}; the run was trained on {', '.join(self.classes)}")
-        self.classes, self.numbers = classes, {name: found.class_ids[name] for name in classes if name in found.class_ids}
-
-        notes, left_out = audit_show.sentences(audit.findings), Counter()
-        declared = {name: self._usable(records, left_out) for name, records in found.splits.items()}
-        crowds = dict.fromkeys(NAMES, found.format == "coco")
-        if config.test is not None:
-            if declared.get("test"):
-                notes.append(f"{len(declared['test'])} test images of {config.root} are not used: data.test is {config.test}")
-            tested = self._audit(config.test)
-            notes += audit_show.sentences(tested.findings)
-            declared["test"] = self._foreign_records(tested.image_set, left_out)
-            crowds["test"] = tested.image_set.format == "coco"
-            self._refuse_overlap(declared)
-        splits, told = complete(declared, self._stratum, config.split, self.config.seed)
-        self._remember(folder, found, splits)
-
-        total = sum(map(len, splits.values()))
-        sources = {name: self._dense(splits[name], crowds[name], len(splits[name]) / total, name == "train") for name in NAMES}
-        notes += told + self._complaints(sources, found)
-        facts = {
-            "root": str(config.root),
-            "format": found.format,
-            "images": {name: len(splits[name]) for name in NAMES},
-            "classes": {name: dict(sources[name].counts()) for name in NAMES},
-            "left_out": dict(left_out),
-            "findings": dict(Counter(finding.kind for finding in audit.findings)),
-            **self._statistics(sources["train"]),
-            "notes": notes,
-        }
-        return Sources(sources["train"], sources["validation"], sources["test"], facts)
-
-    def source(self, root: Path, seen: Collection[Path] = ()) -> tuple[DenseSource, dict[str, Any]]:
-        """All images of another folder, with all their objects of classes that the network knows; see `finite.tasks.base.Task`."""
-        found = check(root, "auto", self.config.data.voc_base).image_set
-        left_out: Counter[str] = Counter()
-        records = self._foreign_records(found, left_out)
-        fresh = [record for record in records if record.path.resolve() not in seen]
-        if len(fresh) < len(records):
-            left_out["seen in training"] = len(records) - len(fresh)
-        if not fresh:
-            raise UserError(f"{found.root}: nothing to score, the run was trained on all {len(records)} images of it")
-        source = self._dense(fresh, found.format == "coco", 1.0)
-        facts = {
-            "root": str(root),
-            "format": found.format,
-            "images": len(fresh),
-            "classes": dict(source.counts()),
-            "left_out": dict(left_out),
-            "findings": dict(Counter(finding.kind for finding in found.findings)),
-        }
-        return source, facts
-
-    def _dense(self, records: Records, crowds: bool, share: float, trained: bool = False) -> DenseSource:
-        config = self.config
-        augmentation = None
-        if trained and config.augment.enabled:
-            augmentation = Augmentation(**config.augment.model_dump(exclude={"enabled", "mosaic", "mosaic_until"}))
-        until = round(sum(stage.epochs for stage in config.stages) * config.augment.mosaic_until)
-        return DenseSource(records, self._known_classes(), config.model.image_size, crowds, augmentation, config.augment.mosaic, until,
-                           config.data.cache_mb * share)
-
-    def _usable(self, records: Records, left_out: Counter[str]) -> list[ImageRecord]:
+    def _chosen(self, records: Records, left_out: Counter[str]) -> list[ImageRecord]:
         """The images that are annotated: with objects, or said to hold none."""
         usable = [record for record in records if record.objects or record.negative]
         if len(usable) < len(records):
             left_out["not annotated"] += len(records) - len(usable)
         return usable
 
-    def _foreign_records(self, found: ImageSet, left_out: Counter[str]) -> list[ImageRecord]:
+    def _foreign(self, found: ImageSet, left_out: Counter[str]) -> list[ImageRecord]:
         """The images of another folder that can be scored. Raises UserError when no object is of a known class."""
         known, kept = set(self._known_classes()), []
-        for record in self._usable([record for records in found.splits.values() for record in records], left_out):
+        for record in self._chosen([record for records in found.splits.values() for record in records], left_out):
             if record.objects and not any(item.label in known for item in record.objects):
                 left_out["no object of a trained class"] += 1
             else:
@@ -162,12 +82,22 @@ class DenseTask(DetectionTask):
                             f"the trained ones {', '.join(self._known_classes())}")  # fmt: skip
         return kept
 
-    def _stratum(self, record: ImageRecord) -> str:
+    def _label_of(self, record: ImageRecord) -> str:
         """What an image counts as when the set is divided: the first of its classes by name."""
         names = sorted({item.label for item in record.objects if not item.ignore})
         return names[0] if names else BACKGROUND
 
-    def _complaints(self, sources: Mapping[str, DenseSource], found: ImageSet) -> list[str]:
+    def _source(self, records: Records, format: str, share: float, trained: bool = False) -> DenseSource:
+        config = self.config
+        until = round(sum(stage.epochs for stage in config.stages) * config.augment.mosaic_until)
+        return DenseSource(records, self._known_classes(), config.model.image_size, format == "coco", self._augmentation(trained),
+                           config.augment.mosaic, until, config.data.cache_mb * share)
+
+    def _counts(self, source: DenseSource) -> dict[str, int]:
+        """Objects by class."""
+        return dict(source.counts())
+
+    def _notes(self, sources: Mapping[str, DenseSource], found: ImageSet) -> list[str]:
         """What the user should know about the splits. Raises UserError where there is nothing to train or choose by."""
         for name in ("train", "validation"):
             if not sum(sources[name].counts().values()):
@@ -177,8 +107,8 @@ class DenseTask(DetectionTask):
         notes = [f"no training object of class {', '.join(missing)}: the network can't learn it"] if missing else []
         return notes if len(sources["test"]) else [*notes, "no test images: data.split gives them no share"]
 
-    def _statistics(self, train: DenseSource) -> dict[str, Any]:
-        """Statistics of the unaugmented training split."""
+    def _measure(self, train: DenseSource, notes: list[str]) -> dict[str, Any]:
+        """Statistics of the unaugmented training split: of the distances by stride, and of the input."""
         mean, deviation = distance_statistics(train.boxes(), self.config.model.image_size)
         images = (train.row(i, self.config.seed, None)["image"] for i in evenly(len(train), STATISTICS_IMAGES))
         input_mean, input_std = channel_statistics(images) if self.config.model.weights is None else (INPUT_MEAN, INPUT_STD)
