@@ -102,7 +102,6 @@ class Loss(common.Loss):
     class_weights: Literal["equal", "balanced"] = "equal"
     box: Literal["huber", "mse", "giou", "ciou"] = "huber"
     huber_delta: Positive = 1.0
-    assignment: Literal["aligned", "atss"] = "aligned"
 
 
 class Stage(common.Stage):

@@ -75,7 +75,7 @@ class DenseDrillTask(DenseTask):
 
     def terms_cell(self, network, used=None) -> DenseDrillTerms:
         loss = self.config.loss
-        return DenseDrillTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta, loss.assignment)
+        return DenseDrillTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta)
 
 
 def crowded(usual: Path, root: Path) -> Path:

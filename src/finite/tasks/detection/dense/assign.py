@@ -1,10 +1,8 @@
-"""Which location learns which object, inside the graph: task-aligned assignment (Feng et al. 2021, arXiv:2108.07755), or ATSS
-(Zhang et al. 2020, arXiv:1912.02424).
+"""Which location learns which object, inside the graph: task-aligned assignment (Feng et al. 2021, arXiv:2108.07755).
 
-A location can learn an object if its centre lies in the object's box. Of these, in task-aligned assignment, the `TOP` locations that
-already answer best learn it: best by score^0.5 x IoU^6. A location wanted by several objects takes the one that its box overlaps
-most. The answer asked for is not 1, but grows with how well the location does, up to the object's best IoU. ATSS looks at where the
-locations lie alone; see `Atss`.
+A location can learn an object if its centre lies in the object's box. Of these the `TOP` locations that already answer best learn
+it: best by score^0.5 x IoU^6. A location wanted by several objects takes the one that its box overlaps most. The answer asked for
+is not 1, but grows with how well the location does, up to the object's best IoU.
 
 Objects of an image fill the first of M places; empty places and ignored objects are never learnt. Everything is a comparison or
 a matrix product over (B, M, L): there is no index that could be out of range. No gradient.
@@ -20,11 +18,6 @@ import numpy as np
 from finite.tasks.detection.dense.locations import STRIDES, locations
 
 TOP = 10
-#: Of ATSS: how many locations of a map are looked at for an object, as published.
-NEAREST = 9
-#: Of ATSS: side of a location's square, in strides. Published: 8, with 5 to 9 much the same; with 6 an object of 64 or 128 px
-#: passes from one map to the next, as in `locations.LONGEST`.
-SIDE = 6.0
 #: Asked for at least, though no location overlaps the object: else nothing would teach it.
 LEAST = 0.1
 #: Added to areas in denominators, px^2.
@@ -56,7 +49,8 @@ class Assignment(nn.Cell):
         square = overlap * overlap
         metric = (ops.sqrt(own) * (square * square * square) + NEAR / (1.0 + away)) * inside
         least = ops.amin(ops.topk(metric, self.top, sorted=False)[0], 2, True)
-        chosen = self.one_object(overlap, self.at_least(metric, least))
+        wanted = ops.cast(metric >= ops.maximum(least, SMALLEST), dtype.float32)
+        chosen = self.one_object(overlap, wanted)
 
         metric = metric * chosen
         most = ops.amax(metric, 2, True)
@@ -85,10 +79,6 @@ class Assignment(nn.Cell):
             squares = squares + off * off
         return ops.cast(ops.minimum(margins[0], margins[1]) >= 0, dtype.float32) * ops.expand_dims(learnt, 2), squares * self.per_square
 
-    def at_least(self, metric, least):
-        """(B, M, L) 1 where the metric is above 0 and at least `least` (B, M, 1)."""
-        return ops.cast(metric >= ops.maximum(least, SMALLEST), dtype.float32)
-
     def one_object(self, value, wanted):
         """(B, M, L), (B, M, L) 0 or 1 -> 1 for the object of most value among those that want the location."""
         places = ops.arange(wanted.shape[1]).reshape((1, -1, 1))
@@ -114,40 +104,3 @@ class Assignment(nn.Cell):
             both = both * ops.relu((d - c) - ops.relu(d - b) - ops.relu(a - c))  # min(b, d) - max(a, c)
             area, true_area = area * ops.relu(b - a), true_area * ops.relu(d - c)
         return both / (area + true_area - both + EPSILON)
-
-
-class Atss(Assignment):
-    """As `Assignment`, by position alone: of each map the `NEAREST` locations to the object's middle are looked at, each as a square
-    of `SIDE` strides; those learn it whose square overlaps it by at least the mean of these overlaps and their deviation. If none
-    does, those that overlap most. A location wanted by several objects takes the one that its square overlaps most (of two that
-    share all their locations one may go without). The answer asked for is the IoU of the location's own box.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        centres, levels = locations(size)
-        half = SIDE / 2 * np.array(STRIDES, np.float32)[levels][:, None]
-        self.square_low, self.square_high = Tensor((centres - half)[None]), Tensor((centres + half)[None])  # (1, L, 2)
-        self.ends = tuple(np.searchsorted(levels, range(len(STRIDES) + 1)).tolist())
-
-    def construct(self, scores, low, high, classes, true_low, true_high, learnt):
-        inside, away = self.inside(true_low, true_high, learnt)
-        near = ()
-        for i in range(len(STRIDES)):
-            here = ops.slice(away, (0, 0, self.ends[i]), (away.shape[0], away.shape[1], self.ends[i + 1] - self.ends[i]))
-            farthest = -ops.amin(ops.topk(-here, min(NEAREST, self.ends[i + 1] - self.ends[i]), sorted=False)[0], 2, True)
-            near += (ops.cast(here <= farthest, dtype.float32),)
-        near = ops.concat(near, 2)
-        square = self.overlap(self.square_low, self.square_high, true_low, true_high)
-        count = ops.sum(near, 2, True)  # at least one of each map
-        mean = ops.sum(square * near, 2, True) / count
-        deviation = ops.sqrt(ops.sum((square - mean) * (square - mean) * near, 2, True) / (count - 1.0))
-
-        metric = (square + NEAR / (1.0 + away)) * near * inside
-        least = ops.minimum(mean + deviation, ops.amax(metric, 2, True))
-        chosen = self.one_object(square, self.at_least(metric, least))
-        asked = (LEAST + ops.relu(self.overlap(low, high, true_low, true_high) - LEAST)) * chosen  # the larger of the two
-        return self.by_location(asked, chosen, classes, true_low, true_high)
-
-
-ASSIGNMENTS = {"aligned": Assignment, "atss": Atss}

@@ -129,7 +129,7 @@ class DenseTask(DetectionTask):
 
     def terms_cell(self, network: DenseNetwork, used: Collection[str] | None = None) -> DenseTerms:
         loss = self.config.loss
-        return DenseTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta, loss.assignment)
+        return DenseTerms(network, self.config.model.image_size, len(self._known_classes()), loss.box, loss.huber_delta)
 
     def predictor(self, network: DenseNetwork) -> Detector:
         """See `finite.tasks.base.Task`: outputs `boxes` (B, D, 4) px of the network's input, `scores`, `labels` (B, D)."""

@@ -8,7 +8,7 @@ the class term an image counts as one positive at least: an image without object
 from mindspore import Tensor, dtype, nn, ops
 import numpy as np
 
-from finite.tasks.detection.dense.assign import ASSIGNMENTS
+from finite.tasks.detection.dense.assign import Assignment
 from finite.tasks.detection.dense.network import Geometry
 from finite.tasks.detection.iou_losses import ciou, giou
 
@@ -26,10 +26,10 @@ class DenseTerms(nn.Cell):
     squared error ("huber", "mse"), at the positive locations, by what they are asked for.
     """
 
-    def __init__(self, network: nn.Cell, size: int, classes: int, loss: str, delta: float, assignment: str) -> None:
+    def __init__(self, network: nn.Cell, size: int, classes: int, loss: str, delta: float) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
-        self.geometry, self.assignment = Geometry(network, size), ASSIGNMENTS[assignment](size)
+        self.geometry, self.assignment = Geometry(network, size), Assignment(size)
         self.classes, self.loss, self.delta = classes, loss, delta
 
     def construct(self, image, labels, boxes, ignored, present, image_weight):
