@@ -19,9 +19,9 @@ from finite.config import Config
 from finite.training.state import use_device
 from finite.training.step import GuardedStep
 
-ROUNDS, STEPS = 5, 70
+ROUNDS, STEPS = 3, 70
 #: Seconds after which a process stops: some changes make a step a hundred times as long.
-LONGEST = 20.0
+LONGEST = 8.0
 AS_IT_IS = "as Finite starts it"
 
 
