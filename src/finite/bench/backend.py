@@ -1,4 +1,5 @@
-"""What MindSpore and oneDNN are given: the step as Finite starts them, and with one thing changed.
+"""What MindSpore and oneDNN are given: the step as Finite starts them, and with one thing changed; and what one small kernel of a
+compiled step costs, whatever is in it.
 
 Each change is decided when MindSpore is imported or starts its threads, so every measurement is a process of its own. They
 take turns, and what counts is the median of the ratios within a round.
@@ -13,8 +14,10 @@ import time
 from typing import Any
 
 import mindspore as ms
+from mindspore import Tensor, nn
 import numpy as np
 
+from finite.bench.paired import pairs
 from finite.config import Config
 from finite.training.state import use_device
 from finite.training.step import GuardedStep
@@ -82,6 +85,28 @@ def changes() -> dict[str, dict[str, float]]:
         ratios = np.array(times) / np.array(found[AS_IT_IS])
         out[name] = {"ms": float(np.median(times)), "ratio": float(np.median(ratios)), "low": float(ratios.min()), "high": float(ratios.max())}
     return out
+
+
+class Chain(nn.Cell):
+    """A compiled graph of so many products of 128 numbers, each by another constant."""
+
+    def __init__(self, kernels: int) -> None:
+        super().__init__(auto_prefix=False)
+        self.kernels = kernels
+
+    @ms.jit
+    def construct(self, x):
+        for i in range(self.kernels):
+            x = x * (1.0 + 0.001 * i)
+        return x
+
+
+def small_kernel() -> dict[str, float]:
+    """Microseconds of one small kernel: what a graph of 110 takes longer than one of 10, by a hundred."""
+    x = Tensor(np.ones((32, 4), np.float32))
+    long, short = Chain(110), Chain(10)
+    found = pairs(lambda: long(x).asnumpy(), lambda: short(x).asnumpy(), 400, warm_up=20)
+    return {"microseconds": (found.first_ms - found.second_ms) * 10}
 
 
 def lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

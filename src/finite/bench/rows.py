@@ -48,6 +48,13 @@ def backend(_: Config) -> dict[str, Any]:
     return changes()
 
 
+def kernel(_: Config) -> dict[str, Any]:
+    """See bench/backend.py."""
+    from finite.bench.backend import small_kernel
+
+    return small_kernel()
+
+
 def pipeline(config: Config) -> dict[str, Any]:
     """Images per second that the loader prepares (decoded before, augmented) and that the step of each stage eats."""
     from finite.bench.steps import guarded_step
@@ -134,7 +141,7 @@ def unused(_: Config) -> dict[str, Any]:
 
 
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "guard": guard_cost, "torch": against_torch, "backend": backend, "pipeline": pipeline, "incident": incidents,
+    "guard": guard_cost, "torch": against_torch, "backend": backend, "kernel": kernel, "pipeline": pipeline, "incident": incidents,
     "data": reading, "recording": recording_cost, "stft": stft, "unused": unused, "job": job,
 }
 
@@ -168,6 +175,8 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         from finite.bench.backend import lines as backend_lines
 
         return list(backend_lines(found))
+    if name == "kernel":
+        return [("a small kernel of a compiled step", f"{found['microseconds']:.1f} us")]
     if name == "pipeline":
         eaten = ", ".join(f"{stage} {rate:.0f}" for stage, rate in found["eaten"].items())
         return [("images/s prepared (first epoch, decoding)", f"{found['prepared']:.0f} ({found['first_epoch']:.0f})"),
