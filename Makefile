@@ -36,7 +36,7 @@ help:
 	@echo 'make dashboard show runs/ in MindInsight (sets up its own environment once), until Ctrl-C'
 	@echo 'make test      set up (once), run the tests'
 	@echo 'make test-all  the slow tests too'
-	@echo 'make bench     measure speed: the guard, the step, the data, the whole job (half an hour)'
+	@echo 'make bench     measure speed: the guard, the step, the data, the whole job (takes long)'
 	@echo 'make drill     put faults into short trainings and show what came of each'
 	@echo 'make story     train the published recipe with each remedy alone, write docs/story.* (half an hour)'
 	@echo 'make clean     remove .venv and .venv-mindinsight, the built-in data and caches; never runs/'

@@ -1,6 +1,6 @@
 """Measure this machine: what the guard costs, and how fast the step, the pipeline and the whole job are.
 
-    python tools/benchmark.py                     all rows, about half an hour on two cores
+    python tools/benchmark.py                     all rows, the slow ones too
     python tools/benchmark.py --only guard torch  some of them
     python tools/benchmark.py --json bench.json
 """

@@ -52,6 +52,7 @@ class Finding:
     rows: tuple[int, ...] = ()
     cause: str = UNKNOWN
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    repeats: str | None = None  # the incident that looked into the same fault, where this one did not
 
 
 def diagnose(e: Evidence, terms: Sequence[str]) -> Finding:

@@ -132,7 +132,7 @@ class Investigator:
             return self.loop.workers.from_first(lambda: self.concluded(evidence, case, search))
         finding = diagnose(evidence, run.task.terms)
         if again and streak is not None:
-            finding = replace(finding, cause=f"as in {streak[1]}")
+            finding = replace(finding, cause=f"as in {streak[1]}", repeats=streak[1])
         return finding
 
     def concluded(self, evidence: Evidence, case: Case, search: Search) -> Finding:
@@ -223,9 +223,9 @@ class Investigator:
         tensors = collect(run.network, self.loop.optimizer)  # not `loop.tensors`, a meeting: worker 0 writes alone
         attached = Attachments(batch, tensors, settings, report, self.picture(case.batch, rows))
         details = layer_lines(self.table, finding.layer)
-        if finding.cause.startswith("as in "):
+        if finding.repeats is not None:
             attached = Attachments()  # the first of a streak holds what a replay needs
-            details.append(f"It is the same fault as before, so batch, weights and report are not kept again: see {finding.cause[6:]}.")
+            details.append(f"It is the same fault as before, so batch, weights and report are not kept again: see {finding.repeats}.")
         rules = run.config.guard.incidents
         folder, dropped = incident.write(run.folder.incidents, name, told, attached, details, rules.keep,
                                          rules.megabytes)
