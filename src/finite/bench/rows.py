@@ -48,6 +48,13 @@ def backend(_: Config) -> dict[str, Any]:
     return changes()
 
 
+def formulation(config: Config) -> dict[str, Any]:
+    """See bench/formulation.py."""
+    from finite.bench.formulation import formulations
+
+    return formulations(config)
+
+
 def kernel(_: Config) -> dict[str, Any]:
     """See bench/backend.py."""
     from finite.bench.backend import small_kernel
@@ -141,8 +148,8 @@ def unused(_: Config) -> dict[str, Any]:
 
 
 ROWS: dict[str, Callable[[Config], dict[str, Any]]] = {
-    "guard": guard_cost, "torch": against_torch, "backend": backend, "kernel": kernel, "pipeline": pipeline, "incident": incidents,
-    "data": reading, "recording": recording_cost, "stft": stft, "unused": unused, "job": job,
+    "guard": guard_cost, "torch": against_torch, "backend": backend, "formulation": formulation, "kernel": kernel, "pipeline": pipeline,
+    "incident": incidents, "data": reading, "recording": recording_cost, "stft": stft, "unused": unused, "job": job,
 }
 
 
@@ -175,6 +182,10 @@ def sentences(name: str, found: dict[str, Any]) -> list[tuple[str, str]]:
         from finite.bench.backend import lines as backend_lines
 
         return list(backend_lines(found))
+    if name == "formulation":
+        return [(f"step with {what} / as it is",
+                 f"{f['ratio']:.2f} [{f['low']:.2f}, {f['high']:.2f}]  ({f['first_ms']:.0f} / {f['second_ms']:.0f} ms, {f['pairs']} pairs)")
+                for what, f in found.items()]
     if name == "kernel":
         return [("a small kernel of a compiled step", f"{found['microseconds']:.1f} us")]
     if name == "pipeline":

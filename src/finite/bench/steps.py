@@ -62,15 +62,18 @@ def batch_of(config: Config) -> tuple[DetectionSource, dict[str, np.ndarray]]:
     return DetectionSource([], CLASSES, size), arrays
 
 
-def guarded_step(config: Config, stage: Stage) -> tuple[Callable[[], object], DetectionTask, nn.Cell]:
-    """A call that makes one guarded step on a fixed batch, report fetched."""
+def guarded_step(
+    config: Config, stage: Stage, change: Callable[[nn.Cell], None] = lambda network: None, kind: type[GuardedStep] = GuardedStep
+) -> tuple[Callable[[], object], DetectionTask, nn.Cell]:
+    """A call that makes one guarded step on a fixed batch, report fetched; the network changed, or another `kind` of step."""
     task = DetectionTask(config, CLASSES)
     network = task.network()
+    change(network)
     trained = freeze(network, stage.freeze, task.groups, constants_of(network))
     source, arrays = batch_of(config)
     rows = config.training.batch_size
-    step = GuardedStep(task.terms_cell(network), RatedOptimizer(config.optimizer, trained), source.fields, task.terms,
-                       task.points, task.groups, rows, rules_of(config, stage))
+    step = kind(task.terms_cell(network), RatedOptimizer(config.optimizer, trained), source.fields, task.terms,
+                task.points, task.groups, rows, rules_of(config, stage))
     batch = Batch(arrays, np.ones(rows, np.float32), np.arange(rows))
 
     def run() -> None:  # with the host's part: check before, verdict after
