@@ -8,6 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from finite.errors import tell_missing  # noqa: E402 - found on the path set above
+
+tell_missing()  # imported before numpy by what makes a set
+
 
 def state_of(folder: Path, wanted: dict, ours: re.Pattern, count: int) -> str:
     """"same": the whole set of the recipe `wanted`; "ours": another or a damaged set and nothing else; or "foreign". `ours` matches

@@ -9,6 +9,8 @@ none. Image i of seed s is a pure function of (s, i). Needs only numpy and Pillo
 import sys
 from pathlib import Path
 
+import made_set  # first: it says in one line which package is missing
+
 import numpy as np
 from PIL import Image
 

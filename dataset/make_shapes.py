@@ -22,10 +22,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+import made_set  # first: it says in one line which package is missing
+
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
-
-import made_set
 
 VERSION = 2  # raise it when the drawing changes: folders made by another version are drawn again
 CLASSES = ("circle", "ring", "triangle", "cross", "bar")

@@ -14,9 +14,9 @@ import re
 import sys
 import wave
 
-import numpy as np
+import made_set  # first: it says in one line which package is missing
 
-import made_set
+import numpy as np
 
 VERSION = 1  # raise it when the synthesis changes: folders made by another version are made again
 RATE = 8000  # samples a second
