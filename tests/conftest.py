@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items):
 def three_refused(tmp_path_factory):
     """A recorded run of 3,000 real steps of a small network, three of them refused."""
     from recorded_run import three_refused
-    from test_loop import ToySource
+    from toy_loop import ToySource
 
     return three_refused(tmp_path_factory.mktemp("runs") / "three", ToySource())
 

@@ -117,6 +117,17 @@ def assert_weights(step, expected):
         np.testing.assert_allclose(p.asnumpy(), expected[p.name], rtol=1e-5, atol=1e-6, err_msg=p.name)
 
 
+def test_spike_among_micro_batches_is_shortened_to_the_limit_before_it_enters_the_sum():
+    step = toy_step(batch=4, network=without_norms(), config=SGD, accumulate=True, refuse_spikes=False)
+    arrays = toy_arrays(4)
+    usual = run(step, arrays).norm
+    step.apply(0.0, INF)  # forgets it
+    report = step.run(0, toy_batch(arrays), 1e-2, 1.0, Limits(norm=usual / 8), FIELDS)
+    assert report.good and report.norm == pytest.approx(usual) and report.norm_clipped == pytest.approx(usual / 8, rel=1e-3)
+    entered = np.sqrt(sum(float((p.asnumpy() ** 2).sum()) for p in step.optimizer.summed.sums)) / 4  # four samples
+    assert entered == pytest.approx(usual / 8, rel=1e-3)
+
+
 def test_micro_batches_give_the_update_of_one_large_batch_and_nothing_before(summing):
     step, start = summing
     set_state(step, start)

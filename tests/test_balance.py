@@ -7,7 +7,8 @@ from toy import FIELDS, TERMS, ToyNetwork, step_state, toy_arrays, toy_batch, to
 
 from finite.config import Optimizer
 from finite.guard.report import Limits
-from finite.training.balance import LIMIT, LossBalance
+from finite.monitor.summary import epoch_values
+from finite.training.balance import LIMIT, LossBalance, with_factors
 from finite.training.stages import constants_of, freeze
 
 WEIGHTS = {"class": 1.0, "box": 0.5}
@@ -44,6 +45,28 @@ def test_loss_is_that_of_the_paper(step):
     expected = sum(np.exp(-s) * w * mean + s / 2 for s, w, mean in zip((0.7, -1.2), WEIGHTS.values(), bounded))
     assert report.total == pytest.approx(expected, rel=1e-5)
     assert values(step) == pytest.approx([0.7, -1.2], rel=1e-6)  # decay alone would have moved them
+
+
+def test_share_of_each_term_is_what_it_adds_to_the_loss(step):
+    put(step, 0.7, -1.2)
+    report = run(step, rate=0.0)
+    share, bounded = report.blocks["share"], report.blocks["bounded"]
+    expected = [np.exp(-s) * w * mean + s / 2 for s, w, mean in zip((0.7, -1.2), WEIGHTS.values(), bounded)]
+    assert share == pytest.approx(expected, rel=1e-5) and share.sum() == pytest.approx(report.total, rel=1e-6)
+
+
+def test_factors_are_told_for_terms_in_use_and_where_they_are_learned_alone():
+    terms = {name: {"raw": 1.0, "weighted": 1.0} for name in TERMS}
+    network = ToyNetwork()
+    assert with_factors(terms, network, WEIGHTS) == terms
+    network.balance = LossBalance(TERMS)
+    for p, s in zip(network.balance.log_variances, (0.7, -1.2)):
+        ops.assign(p, Tensor(np.full(1, s, np.float32)))
+    told = with_factors(terms, network, WEIGHTS)
+    assert [term["factor"] for term in told.values()] == pytest.approx([np.exp(-0.7) * WEIGHTS["class"], np.exp(1.2) * WEIGHTS["box"]])
+    assert "factor" not in with_factors(terms, network, {"class": 1.0, "box": 0.0})["box"]
+    assert epoch_values({"terms": told, "validation": {"top1": 0.5}}) == {
+        "loss/class/factor": told["class"]["factor"], "loss/box/factor": told["box"]["factor"], "validation/top1": 0.5}
 
 
 def test_each_moves_towards_the_logarithm_of_its_terms_mean(step):
@@ -111,4 +134,5 @@ def test_term_that_is_off_in_a_stage_has_no_share_and_keeps_its_weight():
     report = run(made)
     assert report.good
     assert report.total == pytest.approx(np.exp(-0.5) * report.blocks["bounded"][0] + 0.25, rel=1e-5)
+    assert report.blocks["share"] == pytest.approx([report.total, 0], rel=1e-6)
     assert values(made)[1] == 2.0 and values(made)[0] != 0.5

@@ -107,6 +107,18 @@ def test_without_the_data_drawn_pictures_are_compared_and_this_is_said(stale, tm
     assert json.loads((run.export / "model.json").read_text())["parity"]["of"] == "drawn pictures"
 
 
+def test_images_that_are_compared_several_times_to_fill_a_batch_count_once(stale, tmp_path, monkeypatch, capsys):
+    """Two images fill a batch of two; with one they have to be the same."""
+    run = make_run(tmp_path / "few", small_config(tmp_path / "nowhere"))
+    trained = open_trained(run, Console())
+    made = trained.task.exported()
+    one = made.inputs(None, export.PARITY)[0][:1]
+    monkeypatch.setattr(type(made), "inputs", lambda self, source, count: (one, "validation images"))
+    export.write(trained, None, Console())
+    assert json.loads((run.export / "model.json").read_text())["parity"]["images"] == 1
+    assert "on 1 validation images" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("wrong", [0.0101, float("nan"), float("inf")])
 def test_a_difference_that_is_too_large_or_not_a_number_is_refused(wrong, exported):
     trained = open_trained(exported, Console())

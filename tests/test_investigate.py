@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from mindspore import ops
-from test_loop import BATCH, SICK, ToySource, assert_same, begin, make, state, train
+from toy_loop import BATCH, SICK, ToySource, assert_same, begin, make, state, train
 from toy import FIELDS, ToyTerms
 
 from finite.errors import GuardStop

@@ -5,7 +5,7 @@ from mindspore.train.summary_pb2 import Event
 import numpy as np
 import pytest
 from recorded_run import REFUSED, STEPS, toy_config, toy_loop
-from test_loop import ToySource
+from toy_loop import ToySource
 
 from finite.monitor import events, lineage, report
 from finite.monitor.history import History

@@ -7,7 +7,7 @@ from finite.guard.report import GIVEN, HEAD, Layout, StepReport
 
 LAYOUT = Layout(("class", "box"), ("image", "box"), ("a.weight", "b.weight", "b.bias"), ("norm.moving_mean",),
                 ("features", "logits"), {"backbone": (0,), "head": (1, 2), "neck": ()}, 4, (True, True))
-SIZE = 3 + 5 + 2 + 2 + 2 + 8 + 8 + 8 + 3 + 3 + 1 + 2 + 2 + 2
+SIZE = 3 + 5 + 2 + 2 + 2 + 2 + 8 + 8 + 8 + 3 + 3 + 1 + 2 + 2 + 2
 
 
 def report(**blocks):
@@ -21,7 +21,7 @@ def test_blocks_cover_the_vector_in_order_without_gap_or_overlap():
     assert np.array_equal(np.concatenate([b.reshape(-1) for b in blocks.values()]), np.arange(SIZE))
     assert {name: b.shape for name, b in blocks.items()} == dict(LAYOUT.blocks())
     assert blocks["given"][0] == 0 and blocks["head"][0] == 3 and blocks["raw"][0] == 8
-    assert np.array_equal(blocks["values"], [[14, 15, 16, 17], [18, 19, 20, 21]])  # a row per term
+    assert np.array_equal(blocks["values"], [[16, 17, 18, 19], [20, 21, 22, 23]])  # a row per term
 
 
 def test_vector_of_another_length_is_refused():

@@ -18,6 +18,7 @@ from small_run import draw_set
 
 from finite import cli
 from finite import config as settings
+from finite.monitor.history import History
 from finite.monitor.events import event_files, messages
 from finite.run import RunFolder
 from finite.tasks.detection.task import DetectionTask
@@ -169,6 +170,16 @@ def test_frozen_parts_do_not_change_by_one_bit_running_statistics_included(alone
     assert {name.partition(".")[0] for name in second} == {"box_head", "balance"}
     for names in (first, second):  # what was trained moved, statistics as well
         assert {name.rpartition(".")[2] for name in names} >= {"weight", "moving_mean", "moving_variance"}
+
+
+def test_epochs_tell_the_learned_factors_of_the_terms_in_use(alone):
+    epochs = [line for line in History(alone.history).read() if line["kind"] == "epoch"]
+    told = [{name: term.get("factor") for name, term in line["terms"].items()} for line in epochs]
+    weight = {step: {term: float(np.exp(-at_step(alone, step).weights()[f"balance.{term}"][0])) for term in ("class", "box")}
+              for step in (12, 18)}
+    assert told[1]["class"] == pytest.approx(weight[12]["class"], rel=1e-6) and told[1]["class"] != 1
+    assert told[2]["box"] == pytest.approx(0.5 * weight[18]["box"], rel=1e-6) and told[2]["box"] != 0.5
+    assert all(told[i].get(off) is None for i, off in ((0, "box"), (1, "box"), (2, "class")))
 
 
 # ---- stopped and resumed ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import workers_scenarios as scenarios
-from test_loop import SICK
+from toy_loop import SICK
 from workers_loop import BAD_AT, BATCH, CORRUPT_AT, EPOCHS, OF_WORKER_1
 from workers_runs import running
 from workers_settings import CAP, SCALE

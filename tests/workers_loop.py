@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from test_investigate import RootAtZero
-from test_loop import ToySource, stage_at
+from toy_loop import ToySource, stage_at
 from toy import toy_task
 
 from finite.config import Config

@@ -18,7 +18,7 @@ from mindspore import Tensor, ops  # noqa: E402
 import numpy as np  # noqa: E402
 from small_run import CLASSES, SIZE, small_config, weights  # noqa: E402
 from test_investigate import OneZero  # noqa: E402
-from test_loop import ToySource  # noqa: E402
+from toy_loop import ToySource  # noqa: E402
 from workers_loop import CORRUPT_AT, OF_WORKER_1, Uneven, make, train  # noqa: E402
 from workers_settings import SETTINGS, search_fails_on_one  # noqa: E402
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from mindspore import Tensor, ops
 import numpy as np
 from test_investigate import OneZero
-from test_loop import ToySource
+from toy_loop import ToySource
 from toy import ToyTerms
 from workers_loop import OF_WORKER_1, Uneven, make, train
 

@@ -44,6 +44,7 @@ def write(trained: Trained, validation: Source | None, console: Console) -> None
     """Write model.mindir, model.onnx, model.json and README.md; see `export`."""
     exported, folder = trained.task.exported(), trained.run.export
     samples, origin = exported.inputs(validation, PARITY)
+    compared = len(samples)
     samples = np.resize(samples, (max(len(samples), *BATCH_SIZES), *samples.shape[1:]))  # few are taken again
     input = formats.Input(exported.input, exported.shape, exported.dtype)
     with tempfile.TemporaryDirectory(prefix="finite-export-") as aside:
@@ -54,7 +55,7 @@ def write(trained: Trained, validation: Source | None, console: Console) -> None
         if isinstance(exported, Completed):
             exported.complete(onnx)
         reference = exported.reference(trained.scorer(len(samples)).predict, samples)
-        parity = {WORDS[trained.config.kind].samples: len(samples), "of": origin, "batch_sizes": list(BATCH_SIZES),
+        parity = {WORDS[trained.config.kind].samples: compared, "of": origin, "batch_sizes": list(BATCH_SIZES),
                   "tolerance": dict(exported.tolerance)}
         for path, model in ((mindir, formats.read_mindir(mindir, exported.outputs)), (onnx, formats.read_onnx(onnx))):
             parity[path.suffix[1:]] = found = differences(model, samples, reference)
@@ -68,7 +69,7 @@ def write(trained: Trained, validation: Source | None, console: Console) -> None
     write_json(folder / "model.json", description(trained, exported, files, parity))  # last: it vouches for the others
     worst = {name: max(parity[kind][name] for kind in ("mindir", "onnx")) for name in exported.outputs}
     told = " and ".join(f"{worst[name]:.1g} {unit}" for name, unit in exported.units.items())
-    console.line(f"exported to {folder}: on {len(samples)} {origin} MINDIR and ONNX differ from the checkpoint by at most {told}")
+    console.line(f"exported to {folder}: on {compared} {origin} MINDIR and ONNX differ from the checkpoint by at most {told}")
 
 
 def read_back(trained: Trained, kind: str) -> Predict:

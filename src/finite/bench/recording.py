@@ -73,7 +73,7 @@ class Training:
         """Seconds that the end of an epoch takes for recording (pictures left out: they have their share), and for the report."""
         session, run = self.session, self.session.run
         scored = session.score(collect(run.network, None))
-        line = {"step": run.position.step, "epoch": 1, "terms": run.sums.terms(), "validation": scored.metrics}
+        line = {"step": run.position.step, "epoch": 1, "terms": run.sums.terms(run.task.terms), "validation": scored.metrics}
         run.recorder.summary.for_pictures.share = 0.0  # type: ignore[attr-defined]
         began = time.perf_counter()
         run.recorder.epoch(line, scored, session.scorer, self.loop)

@@ -54,6 +54,7 @@ class Layout:
             ("raw", (t,)),
             ("bounded", (t,)),
             ("weight_sum", (t,)),
+            ("share", (t,)),
             ("values", (t, b)),
             ("weights", (t, b)),
             ("input_bad", (len(self.fields), b)),

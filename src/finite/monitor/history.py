@@ -3,12 +3,12 @@
 Every line has `kind`, `stage` (name), `epoch` (from 1 within the stage) and `step` (global, from 1). Besides:
 
 - "step": `verdict`; `rate` (learning rate); `scale` (loss scale); and, unless the host refused the batch before the
-  step, `terms` {name: {"raw", "bounded", "weighted"}}, without those out of use that were not measured; `total`; `grad_norm`
-  before and `grad_norm_clipped` after clipping; `part_norms` {part of the network: gradient norm}; `points` {key point:
+  step, `terms` {name: {"raw", "bounded", "weighted"}} ("weighted": its share of the loss), without those out of use that were
+  not measured; `total`; `grad_norm` before and `grad_norm_clipped` after clipping; `part_norms` {part of the network: gradient norm}; `points` {key point:
   largest magnitude}; where gradients of several steps were added up for one update (`training.accumulate`) and this step
   made it, `update_norm` before and `update_norm_clipped` after clipping; `clock`.
-- "epoch": `terms` {name: {"raw", "weighted"}} as means over the epoch's healthy steps; `rate`; `scale` (null in
-  float32); `healthy`, `overflow`, `refused` (steps of this epoch by verdict); `validation` {metric: value}; `clock`.
+- "epoch": `terms` {name: {"raw", "weighted"}} as means over the epoch's healthy steps, and with `loss.balance: learned` each
+  term's "factor" in the loss after it; `rate`; `scale` (null in float32); `healthy`, `overflow`, `refused` (steps of this epoch by verdict); `validation` {metric: value}; `clock`.
 - "event": `event` (refused, rewind, ...) and `text`, a sentence; further keys as the event needs.
 
 `clock` holds all that depends on the machine's speed (`seconds`, `wait_seconds`). Without it, the history of a run that

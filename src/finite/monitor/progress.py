@@ -31,7 +31,7 @@ class Stage:
     `update` takes a mapping with `terms` {name: raw value}, `rate`, `healthy`, `overflow`, `refused` (steps of the run
     so far), and optionally `scale` (loss scale; None in float32) and `samples_per_second` (of this step; it is smoothed).
 
-    `epoch` takes `epoch` (from 1), `terms` {name: {"raw": value, "weighted": value}}, `rate`, `healthy`, `overflow`,
+    `epoch` takes `epoch` (from 1), `terms` {name: {"raw": value, "weighted": value}} and the learned "factor" of each, `rate`, `healthy`, `overflow`,
     `refused` (steps of this epoch), and optionally `scale`, `validation` {metric: figure; nested ones, `images` and counts of 0
     are left out}, `seconds` and `wait_share` (share of the time spent waiting for data).
     """
@@ -157,6 +157,8 @@ def _cells(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, value in info["terms"].items():
         cells.append((name, short(value["raw"])))
         cells.append(("weighted", short(value["weighted"])))
+        if "factor" in value:
+            cells.append(("factor", short(value["factor"])))
     cells.append(("rate", short(info["rate"])))
     if info.get("scale") is not None:
         cells.append(("scale", power(info["scale"])))

@@ -149,6 +149,7 @@ def curves(run: RunData) -> str:
                    logarithmic=True),
              chart("gradient norm by part of the network", [of(run.steps, g, "part_norms", g) for g in groups], logarithmic=True),
              chart("learning rate", [of(run.steps, "learning rate", "rate")], zero=True, exact=True)]  # fmt: skip
+    drawn.append(chart("learned factors of the terms", [of(run.epochs, t, "terms", t, "factor") for t in terms], logarithmic=True, dots=True))
     if run.config.training.precision != "O0":
         drawn.append(chart("loss scale", [of(run.steps, "loss scale", "scale")], logarithmic=True, exact=True))
     drawn = [figure for figure in drawn if figure]

@@ -190,8 +190,9 @@ def step_values(line: Mapping[str, Any], stages: Sequence[str]) -> dict[str, flo
 
 
 def epoch_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """The validation figures of an epoch's line, by tag."""
-    return {f"validation/{name}": value for name, value in line["validation"].items() if isinstance(value, float)}
+    """The validation figures of an epoch's line and the learned factors of the terms, by tag."""
+    factors = {f"loss/{name}/factor": term["factor"] for name, term in line.get("terms", {}).items() if "factor" in term}
+    return factors | {f"validation/{name}": value for name, value in line["validation"].items() if isinstance(value, float)}
 
 
 def choose_layers(shapes: Mapping[str, int]) -> tuple[list[str], str]:

@@ -10,7 +10,7 @@ bound. It is held while its gradient is exactly 0, which is so when no sample ha
 the optimizer's momentum, would let it drift.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -39,6 +39,13 @@ def attach(network: nn.Cell, kind: str, terms: Sequence[str]) -> None:
 def log_variances(network: nn.Cell) -> tuple[Parameter, ...]:
     """The network's learned weights in the terms' order; none where they are fixed."""
     return tuple(network.balance.log_variances) if hasattr(network, BALANCE) else ()
+
+
+def with_factors(terms: Mapping[str, Mapping[str, float]], network: nn.Cell, weights: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """An epoch's terms, those in use with their learned `factor` in the loss, exp(-s) w; as they are where weights are fixed."""
+    learned = {p.name.rpartition(".")[2]: float(np.exp(-p.asnumpy()[0])) for p in log_variances(network)}
+    factors = {name: factor * weights[name] for name, factor in learned.items() if weights.get(name, 0.0) > 0}
+    return {name: {**term, **({"factor": factors[name]} if name in factors else {})} for name, term in terms.items()}
 
 
 def balanced(log_variances, weighted_means, weight_sums):

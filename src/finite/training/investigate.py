@@ -87,12 +87,12 @@ class Investigator:
 
     def __init__(self, loop: StageLoop):
         self.loop = loop
-        self.travel = 0.0  # sum of the learning rates since the last verified state
+        self.travel = 0.0  # sum of the learning rates of the updates since the last verified state
         self.table: Replay | None = None  # of the last look
 
     # ---- what the loop tells --------------------------------------------------------------------------------------
 
-    def healthy(self, rate: float) -> None:
+    def updated(self, rate: float) -> None:
         self.travel += rate
 
     def verified(self) -> None:

@@ -136,7 +136,7 @@ class StageLoop:
                 run.sums.refused += 1
                 report, verdict = self.attempt(again, rate)
                 _, verdict = self.refuse(report, verdict, again, rate, attempt=2)
-        update = self.update(rate) if self.due() else {}
+        update = self.update(rate, verdict) if self.due() else {}
         return self.count(report, verdict, rate, time.perf_counter() - started, update)
 
     def rate(self) -> float:
@@ -151,12 +151,17 @@ class StageLoop:
         every, done = self.run.config.training.accumulate, self.run.position.step_in_epoch + 1
         return every > 1 and (done % every == 0 or done == self.steps_per_epoch)
 
-    def update(self, rate: float) -> dict[str, Any]:
-        """Make the update; returns its figures for the history. What was refused is not in the sum."""
+    def update(self, rate: float, verdict: v.Verdict) -> dict[str, Any]:
+        """Make the update; returns its figures for the history. What was refused is not in the sum. Where the rate or the
+        state is found unsound, the sum waits for the next update, or is rewound with the rest."""
+        if verdict.kind == v.BAD_STATE:
+            return {}
         done, norm, clipped = self.step.apply(rate, self.run.guard.limits().norm)
         if not done:
             self.event("no update", "none of the micro-batches was healthy, or their mean gradient is not finite")
-        return {"update_norm": norm, "update_norm_clipped": clipped} if done else {}
+            return {}
+        self.investigator.updated(rate)
+        return {"update_norm": norm, "update_norm_clipped": clipped}
 
     def refuse(self, report: StepReport | None, verdict: v.Verdict, batch: Batch, rate: float,
                attempt: int = 1) -> tuple[list[int], v.Verdict]:
@@ -250,9 +255,8 @@ class StageLoop:
         terms: dict[str, dict[str, float]] = {}
         if report is not None:
             for name, i in report.measured().items():
-                bounded = float(report.blocks["bounded"][i])
-                terms[name] = {"raw": float(report.blocks["raw"][i]), "bounded": bounded,
-                               "weighted": self.stage.weights[name] * bounded}
+                terms[name] = {"raw": float(report.blocks["raw"][i]), "bounded": float(report.blocks["bounded"][i]),
+                               "weighted": float(report.blocks["share"][i])}
             line |= {"total": report.total, "terms": terms, "grad_norm": report.norm,
                      "grad_norm_clipped": report.norm_clipped,
                      "part_norms": report.part_norms(),
@@ -261,7 +265,8 @@ class StageLoop:
             assert report is not None
             run.guard.healthy(report.norm, self.steps_per_epoch, report.blocks["point_largest"])
             run.guard.rates.append((position.step + 1, rate))
-            self.investigator.healthy(rate)
+            if run.config.training.accumulate == 1:
+                self.investigator.updated(rate)
             run.scale.update(overflow=False)
             run.sums.add(terms, dict(zip(report.layout.terms, map(float, report.blocks["weight_sum"]))))
         elif verdict.kind != v.EMPTY:

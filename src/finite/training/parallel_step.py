@@ -63,12 +63,13 @@ class ParallelStep(GuardedStep):
             others = (1.0 - 1.0 / self.workers) * 0.5 * s
             share = balanced(s, share, sums[0]) - ops.select(sums[0] > 0, others, ops.zeros_like(others))
             whole = balanced(s, whole, sums[0])
+        whole = self.in_use(whole)
         point_sum, largest = self.look_at(points)
-        aux = (self.summed(whole), used, weight, ops.stack((raw, means, sums[0])), table, point_sum, largest)
+        aux = (self.summed(whole), used, weight, ops.stack((raw, means, sums[0], whole)), table, point_sum, largest)
         stopped = ()
         for x in aux:
             stopped += (ops.stop_gradient(x),)
-        return self.summed(share) * scale, stopped
+        return self.summed(self.in_use(share)) * scale, stopped
 
     def placed(self, table):
         """(R, b) -> (R, B): the own rows in their places, 0 in the others'."""

@@ -56,11 +56,12 @@ class EpochSums:
             self.raw[name] = self.raw.get(name, 0.0) + mean["raw"] * weight[name]
             self.weighted[name] = self.weighted.get(name, 0.0) + mean["weighted"] * weight[name]
 
-    def terms(self) -> dict[str, dict[str, float]]:
-        """Mean over the samples of the healthy steps by term; NaN for a term that no sample had."""
+    def terms(self, order: Iterable[str]) -> dict[str, dict[str, float]]:
+        """Mean over the samples of the healthy steps by term, in the task's `order`, which a checkpoint does not keep; NaN for
+        a term that no sample had."""
         out = {}
-        for name, weight in self.weight.items():
-            n = weight or float("nan")
+        for name in (name for name in order if name in self.weight):
+            n = self.weight[name] or float("nan")
             out[name] = {"raw": self.raw[name] / n, "weighted": self.weighted[name] / n}
         return out
 

@@ -139,18 +139,23 @@ class GuardedStep(nn.Cell):
         shares = means * self.weight_row
         if self.balance:
             shares = balanced(ops.cat(self.balance), shares, sums)
+        shares = self.in_use(shares)
         total = self.summed(shares)
         raw = weighted_sum(used, weight) / denominator
         sums_of, largest = self.look_at(points)
-        aux = (total, used, weight, ops.stack((raw, means, sums)), table, sums_of, largest)
+        aux = (total, used, weight, ops.stack((raw, means, sums, shares)), table, sums_of, largest)
         stopped = ()
         for x in aux:
             stopped += (ops.stop_gradient(x),)
         return total * scale, stopped
 
+    def in_use(self, shares):
+        """(T,) the terms' shares of the loss; 0 for those out of use, whatever they hold."""
+        return ops.select(self.active, shares, self.no_share)
+
     def summed(self, shares):
-        """The sum of the terms' shares of the loss, those out of use left out, whatever they hold."""
-        return ops.matmul(ops.select(self.active, shares, self.no_share).reshape((1, -1)), self.share_ones).reshape(())
+        """The sum of the terms' shares of the loss."""
+        return ops.matmul(shares.reshape((1, -1)), self.share_ones).reshape(())
 
     def flat_buffers(self):
         """All running statistics as one vector: a copy, which later changes of the parameters don't reach."""
@@ -236,7 +241,10 @@ class GuardedStep(nn.Cell):
             limit = ops.minimum(norm_limit, limit)
         factor = ops.minimum(limit / (norm + 1e-6), Tensor(1.0, ms.float32))
         if self.optimizer.summed is not None:
-            factor = Tensor(1.0, ms.float32)  # the sum is clipped, not what enters it
+            # The mean is clipped, not what enters it, but for a spike: it would be most of the mean.
+            factor = Tensor(1.0, ms.float32)
+            if not self.refuse_spikes:
+                factor = ops.minimum(norm_limit / (norm + 1e-6), factor)
         largest_gradient = self.no_gradient
         done = norm
         if ok:

@@ -27,6 +27,7 @@ from finite.run import RunFolder, TrainOptions, environment, needed_bytes, write
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
+from finite.training.balance import with_factors
 from finite.training.agreement import differing, same_settings, tell_workers
 from finite.training.loop import Run, StageLoop, list_quarantine
 from finite.training.first_batches import FirstBatches
@@ -330,7 +331,8 @@ class Session:
             self.best = {"score": score, "terms": terms, "step": run.position.step, "stage": stage.name,
                          "epoch": run.position.epoch + 1}
         sums = run.sums
-        line = {"epoch": run.position.epoch + 1, "terms": sums.terms(), "rate": sums.rate,
+        terms_of_epoch = with_factors(sums.terms(self.task.terms), run.network, stage.weights)
+        line = {"epoch": run.position.epoch + 1, "terms": terms_of_epoch, "rate": sums.rate,
                 "scale": run.scale.value if run.scale.half else None, "healthy": sums.healthy, "overflow": sums.overflow,
                 "refused": sums.refused, "validation": validation}
         share = (loop.loader.wait_seconds - waited) / max(seconds, 1e-9)
