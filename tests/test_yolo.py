@@ -13,7 +13,7 @@ BOX = ("cat", 10.0, 9.0, 30.0, 21.0)
 def root(tmp_path):
     picture(tmp_path / "images" / "a.jpg")
     (tmp_path / "labels").mkdir()
-    (tmp_path / "data.yaml").write_text("train: ../train/images\nnames: [cat, dog, no]\n")
+    (tmp_path / "data.yaml").write_text("train: ../images\nnames: [cat, dog, no]\n")
     return tmp_path
 
 

@@ -81,11 +81,20 @@ def split_of_word(word: str) -> str | None:
 
 def split_of_folders(path: str) -> str | None:
     """The split that the folders of a relative path speak of; the innermost one counts."""
-    for part in reversed(PurePosixPath(path).parts[:-1]):
-        split = _SPLITS.get(re.sub(r"[\d_-]+$", "", part.lower()))
-        if split:
-            return split
-    return None
+    return split_of_part(PurePosixPath(split_folder(path)).name) if split_folder(path) else None
+
+
+def split_folder(path: str) -> str:
+    """The innermost folder of a relative path that speaks of a split; empty where none does."""
+    for folder in PurePosixPath(path).parents:
+        if split_of_part(folder.name):
+            return str(folder)
+    return ""
+
+
+def split_of_part(name: str) -> str | None:
+    """The split that a folder is called by, whatever number follows ("train2017")."""
+    return _SPLITS.get(re.sub(r"[\d_-]+$", "", name.lower()))
 
 
 @dataclass
