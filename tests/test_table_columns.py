@@ -72,7 +72,8 @@ def test_corners_sides_and_centres_are_told_by_many_names(root, names, numbers):
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize(
-    "header", ["image,label,p,q,r,s", "bild,klasse,links,oben,rechts,unten", "image,label,xm,ym,bbw,bbh", "# a set\n\nfoo,bar,a,b,c,d"]
+    "header",
+    ["image,label,p,q,r,s", "bild,klasse,links,oben,rechts,unten", "image,label,xm,ym,bbw,bbh", "# a set\n\nfoo,bar,a,b,c,d"],
 )
 def test_an_unknown_header_is_refused_by_its_names_and_never_read_by_content(root, header, separator):
     text = (header + "\na.jpg,cat,10,5,30,20\nb.jpg,cat,1,2,9,9\n").replace(",", separator)

@@ -35,8 +35,8 @@ def missing(found):
     ("folders", "words"),
     [
         (["train/images", "valid/images", "test/images"], []),
-        (["train/images", "val/images", "test/images"], ["names val: ../valid/images, which is not there; those in val are taken"]),
-        (["training/images", "valid/images", "test/images"], ["names train: ../train/images, which is not there; those in training"]),
+        (["train/images", "val/images", "test/images"], ["names val: ../valid/images, which is not there; those in val are"]),
+        (["training/images", "valid/images", "test/images"], ["names train: ../train/images, which is not there; those in"]),
         (["images/train", "images/val", "images/test"], ["names train", "names val", "names test"]),
         (["train/images", "validation", "test/images"], ["names val: ../valid/images, which is not there; those in validation"]),
     ],
@@ -68,7 +68,7 @@ def test_an_export_without_a_test_folder_is_no_leak_and_says_so_in_one_line_of_t
         ("train: images/train\nval: images/test", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
         # the folders of another machine may be called anything
         ("train: /home/dev/test/imgs_a\nval: /home/dev/test/imgs_b", ["imgs_a", "imgs_b"], {"train": [0], "validation": [1]}),
-        ("train: /test/coco/images/train\nval: /test/coco/images/val", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
+        ("train: /test/x/images/train\nval: /test/x/images/val", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
         # two that fit as well: neither is guessed
         ("train: images/a\nval: images/v", ["x/images/a", "y/images/a", "images/v"], {"validation": [2], "train": [0, 1]}),
         # two folders of one split: neither is guessed

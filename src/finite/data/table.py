@@ -122,7 +122,8 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     image_set = assemble(index, "csv", merged, convention, findings)
     for position, finding in enumerate(findings):
         if finding.kind == "unlisted_image" and finding.file in said_splits:
-            findings[position] = replace(finding, reason=f"{said_splits[finding.file]}, none of train, validation, test: not used")
+            reason = f"{said_splits[finding.file]}, none of train, validation, test: not used"
+            findings[position] = replace(finding, reason=reason)
     class_list.apply(image_set, index, class_list.CLASSES_CSV)
     if len(forms) > 1:
         image_set.splits = {"all": []}
