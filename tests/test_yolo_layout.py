@@ -67,7 +67,7 @@ def test_an_export_without_a_test_folder_is_no_leak_and_says_so_in_one_line_of_t
         ("train: /x/proj/images\nval: /x/proj/held", ["test/images", "held"], {"validation": [1], "test": [0]}),
         ("train: images/train\nval: images/test", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
         # the folders of another machine may be called anything
-        ("train: /home/dev/test/imgs_a\nval: /home/dev/test/imgs_b", ["imgs_a", "imgs_b"], {"train": [0], "validation": [1]}),
+        ("train: /srv/dev/test/imgs_a\nval: /srv/dev/test/imgs_b", ["imgs_a", "imgs_b"], {"train": [0], "validation": [1]}),
         ("train: /test/x/images/train\nval: /test/x/images/val", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
         # two that fit as well: neither is guessed
         ("train: images/a\nval: images/v", ["x/images/a", "y/images/a", "images/v"], {"validation": [2], "train": [0, 1]}),
@@ -128,6 +128,7 @@ def test_of_several_yaml_files_the_data_yaml_is_read_and_named(tmp_path, files, 
 def test_equal_yaml_files_are_not_worth_a_word(tmp_path):
     made(tmp_path, "images", yaml="names: [cat]\n")
     (tmp_path / "copy.yaml").write_text("names: {0: cat}\nauthor: me\n")
+    (tmp_path / "data.yaml").write_text("names: [cat]\ntrain: images\n")
     assert not any(f.kind == "several_files" for f in read(tmp_path).findings)
 
 

@@ -81,20 +81,17 @@ def split_of_word(word: str) -> str | None:
 
 def split_of_folders(path: str) -> str | None:
     """The split that the folders of a relative path speak of; the innermost one counts."""
-    return split_of_part(PurePosixPath(split_folder(path)).name) if split_folder(path) else None
+    return split_folder(path)[1]
 
 
-def split_folder(path: str) -> str:
-    """The innermost folder of a relative path that speaks of a split; empty where none does."""
-    for folder in PurePosixPath(path).parents:
-        if split_of_part(folder.name):
-            return str(folder)
-    return ""
-
-
-def split_of_part(name: str) -> str | None:
-    """The split that a folder is called by, whatever number follows ("train2017")."""
-    return _SPLITS.get(re.sub(r"[\d_-]+$", "", name.lower()))
+def split_folder(path: str) -> tuple[str, str | None]:
+    """The innermost folder of a relative path that speaks of a split ("a/train2017"), and that split; ("", None)."""
+    folders = PurePosixPath(path).parts[:-1]
+    for position in reversed(range(len(folders))):
+        split = _SPLITS.get(re.sub(r"[\d_-]+$", "", folders[position].lower()))
+        if split:
+            return "/".join(folders[: position + 1]), split
+    return "", None
 
 
 @dataclass

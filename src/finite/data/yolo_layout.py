@@ -12,7 +12,7 @@ from finite.data.boxes import NumberFault, number
 from finite.data.index import Index, basename
 from finite.data.sample import Finding
 from finite.data.text import TextError, read_text, whole
-from finite.data.yolo_splits import names_splits, read_splits
+from finite.data.yolo_splits import KEYS, names_splits, read_splits
 
 _LIMIT = 64 << 20
 _YAML_LIMIT = 4 << 20  # bytes
@@ -93,11 +93,10 @@ def _read_yaml(index: Index, layout: Layout, findings: list[Finding]) -> dict[st
     document = documents[best]
     names = _names(document["names"])
     layout.classes, layout.file = _checked(names, best, findings), best
-    keys = ("train", "val", "valid", "validation", "test")
     others = [
         path
-        for path in rest
-        if _names(documents[path]["names"]) != names or any(documents[path].get(k) != document.get(k) for k in keys)
+        for path, other in ((path, documents[path]) for path in rest)
+        if _names(other["names"]) != names or (names_splits(other) and any(other.get(k) != document.get(k) for k in KEYS))
     ]
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""

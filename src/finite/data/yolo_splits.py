@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from finite.data.index import Index, escapes, fold, parts, split_folder, split_of_folders, split_of_word, stem
+from finite.data.index import Index, basename, escapes, fold, parts, split_folder, split_of_folders, split_of_word, stem
 from finite.data.sample import Finding
 from finite.data.text import TextError, read_text, whole
 
 _LIMIT = 64 << 20  # bytes of one list
-_KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
 @dataclass
@@ -31,7 +31,7 @@ class _Entry:
 
     @property
     def split(self) -> str:
-        return _KEYS[self.key]
+        return KEYS[self.key]
 
     @property
     def is_list(self) -> bool:
@@ -52,14 +52,14 @@ def read_splits(
     if not any(members.values()):
         members = {}
         for path in index.with_suffix(".txt"):
-            split = _KEYS.get(stem(path).lower())
+            split = KEYS.get(stem(path).lower())
             if split and path not in texts and _is_list(index, path):
                 members.setdefault(split, []).extend(_from_list(index, path, texts, findings))
     return _assign(members, file, findings)
 
 
 def _entries(document: dict[str, Any]) -> list[_Entry]:
-    written = [(key, document.get(key)) for key in _KEYS]
+    written = [(key, document.get(key)) for key in KEYS]
     pairs = [(key, entry) for key, value in written for entry in (value if isinstance(value, list) else [value])]
     return [_Entry(key, entry.strip()) for key, entry in pairs if isinstance(entry, str) and entry.strip()]
 
@@ -70,7 +70,8 @@ def _declared(
     """Split -> pictures, as far as the entries are there."""
     entries = _entries(document)
     folders = {parent for path in index.images for parent in PurePosixPath(path).parents} if entries else set()
-    lists = [PurePosixPath(path) for path in index.with_suffix(".txt")] if entries else []
+    names = {fold(basename(entry.text)) for entry in entries if entry.is_list}
+    lists = [PurePosixPath(path) for path in index.with_suffix(".txt") if fold(basename(path)) in names] if names else []
     home = PurePosixPath(file or "").parent
     for entry in entries:
         entry.wanted = tuple(map(fold, parts(entry.text)))
@@ -142,7 +143,7 @@ def _stand_in(
     for entry in absent:
         text = f"names {entry.key}: {whole(entry.text[:100])}, which is not there"
         images = [image for image, split in named.items() if split == entry.split]
-        places = sorted({split_folder(image) for image in images})
+        places = sorted({split_folder(image)[0] for image in images})
         if len(entry.places) > 1:
             text += f" as it stands: {' and '.join(map(str, entry.places[:3]))} could be meant"
         elif claimed and len(places) > 1:
@@ -152,7 +153,7 @@ def _stand_in(
             if claimed:
                 members[entry.split] = images
         findings.append(Finding("missing_split", "note", text, file, value=whole(entry.text[:100])))
-    if absent and claimed:  # else they would be taken for the training pictures that are missing
+    if absent and claimed and "train" not in members:  # these are not to be taken for the missing training pictures
         for image, split in named.items():
             if split not in declared and image not in claimed:
                 members.setdefault(split, []).append(image)
