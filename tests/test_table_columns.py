@@ -29,6 +29,12 @@ def test_a_class_column_is_known_by_many_names(root, name):
     assert found.classes == ["cat", "dog"] and not any(f.kind == "missing_class" for f in found.findings)
 
 
+@pytest.mark.parametrize("name", "image_path file_path img_path photo_path image_file_name picture_name images".split())
+@pytest.mark.parametrize("above", ["", ",,,,,\n", "# by hand\n ; ; \n"])
+def test_a_picture_column_is_known_by_many_names_and_empty_rows_above_count_nothing(root, name, above):
+    assert boxes(table(root, f"{above}{name},label,xmin,ymin,xmax,ymax\na.jpg,cat,10,5,30,20\n")) == {"a.jpg": [BOX]}
+
+
 def test_of_two_class_columns_the_plain_name_counts(root):
     found = table(root, "image,target,label,xmin,ymin,xmax,ymax\na.jpg,7,cat,10,5,30,20\n")
     assert boxes(found) == {"a.jpg": [BOX]}
@@ -58,7 +64,8 @@ def test_a_table_of_one_class_is_read_and_the_training_says_so(root, column, cel
         *((names, "10,5,20,15") for names in ("x,y,bw,bh", "X Min,Y Min,box_width,box_height", "top_left_x,top_left_y,w,h")),
         *((names, "20,12.5,20,15") for names in ("xc,yc,w,h", "xc,yc,bw,bh", "x_center,y_center,width,height")),
         *((names, "20,12.5,20,15") for names in ("cx,cy,w,h", "cx,cy,bw,bh", "center_x,center_y,w,h", "x_centre,y_centre,w,h")),
-        ("xmin,ymin,xmax,ymax", "10,5,30,20"),
+        *((names, "10,5,30,20") for names in ("xmin,ymin,xmax,ymax", "x_left,y_top,x_right,y_bottom", "startX,startY,endX,endY")),
+        *((names, "10,5,30,20") for names in ("box_x1,box_y1,box_x2,box_y2", "bbox_left,bbox_top,bbox_right,bbox_bottom")),
     ],
 )
 def test_corners_sides_and_centres_are_told_by_many_names(root, names, numbers):

@@ -69,6 +69,11 @@ def test_an_export_without_a_test_folder_is_no_leak_and_says_so_in_one_line_of_t
         # the folders of another machine may be called anything
         ("train: /srv/dev/test/imgs_a\nval: /srv/dev/test/imgs_b", ["imgs_a", "imgs_b"], {"train": [0], "validation": [1]}),
         ("train: /test/x/images/train\nval: /test/x/images/val", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
+        # a word in a longer name is no split, and the set's own folder may be named
+        ("train: my_test_set/pics/a\nval: my_test_set/pics/b", ["pics/a", "pics/b"], {"train": [0], "validation": [1]}),
+        ("train: ../test/pics/a\nval: ../test/pics/b", ["pics/a", "pics/b"], {"train": [0], "validation": [1]}),
+        # several entries of one split, one of them absent
+        ("train: pics/a\nval: [pics/b, valid/x]", ["pics/a", "pics/b", "val"], {"train": [0], "validation": [1, 2]}),
         # two that fit as well: neither is guessed
         ("train: images/a\nval: images/v", ["x/images/a", "y/images/a", "images/v"], {"validation": [2], "train": [0, 1]}),
         # two folders of one split: neither is guessed
@@ -77,7 +82,7 @@ def test_an_export_without_a_test_folder_is_no_leak_and_says_so_in_one_line_of_t
     ],
 )
 def test_a_shortened_path_never_leads_into_another_split(tmp_path, yaml, folders, wanted):
-    found = read(made(tmp_path, *folders, yaml=f"{yaml}\nnames: [cat]\n"))
+    found = read(made(tmp_path / "test", *folders, yaml=f"{yaml}\nnames: [cat]\n"))
     assert splits(found) == {split: [f"{folders[i]}/p{i}.png" for i in members] for split, members in wanted.items()}
     assert not any("LEAK" in f.reason for f in found.findings)
 

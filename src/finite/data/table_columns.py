@@ -13,25 +13,10 @@ from finite.data.boxes import NumberFault, number
 from finite.data.images import SUFFIXES
 from finite.data.index import Index
 
-_IMAGE = (
-    "image",
-    "filename",
-    "file",
-    "imagename",
-    "imagefile",
-    "imagepath",
-    "imageid",
-    "img",
-    "imgname",
-    "imgid",
-    "filepath",
-    "path",
-    "picture",
-    "photo",
-    "fname",
-    "imageurl",
-    "externalid",
-    "name",
+_IMAGE = tuple(
+    "image filename file imagename imagefile imagepath imageid img imgname imgid filepath path picture photo fname imageurl "
+    "externalid imagefilename imagefilepath imgpath imgfile imgfilename images photopath photoname picturepath picturename "
+    "fullpath name".split()
 )
 _LABEL = tuple(
     "label class classname category categoryname labelname labels classes species object classid categoryid labelid target cls "
@@ -50,7 +35,16 @@ _CORNERS = (
     ("xtl", "ytl", "xbr", "ybr"),
     ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax"),
     ("bboxx1", "bboxy1", "bboxx2", "bboxy2"),
+    ("bboxx0", "bboxy0", "bboxx1", "bboxy1"),
+    ("bboxleft", "bboxtop", "bboxright", "bboxbottom"),
+    ("boxxmin", "boxymin", "boxxmax", "boxymax"),
+    ("boxx1", "boxy1", "boxx2", "boxy2"),
+    ("boxleft", "boxtop", "boxright", "boxbottom"),
     ("xstart", "ystart", "xend", "yend"),
+    ("startx", "starty", "endx", "endy"),
+    ("xleft", "ytop", "xright", "ybottom"),
+    ("leftx", "topy", "rightx", "bottomy"),
+    ("topleftx", "toplefty", "bottomrightx", "bottomrighty"),
 )
 #: Sides of a box. `width` and `height` may be the picture's, so they count last.
 _SIDES = tuple(
@@ -219,10 +213,10 @@ def _is_header(line: str) -> bool:
 
 
 def _is_preamble(index: Index, line: str) -> bool:
-    """A blank line, Excel's "sep=;", or a comment (a picture may be called "#1.jpg", so the first cell decides)."""
+    """A line without any value, Excel's "sep=;", or a comment (a picture may be called "#1.jpg", so the first cell decides)."""
     text = line.strip()
     comment = text.startswith("#") and not index.same_stem(re.split(r"[,;\t|]", text)[0])
-    return not text or comment or re.fullmatch(r"sep=.", text) is not None
+    return not text.strip(",;|\"' \t") or comment or re.fullmatch(r"sep=.", text) is not None
 
 
 def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:

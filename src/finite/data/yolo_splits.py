@@ -69,9 +69,10 @@ def _declared(
 ) -> dict[str, list[str]]:
     """Split -> pictures, as far as the entries are there."""
     entries = _entries(document)
-    folders = {parent for path in index.images for parent in PurePosixPath(path).parents} if entries else set()
-    names = {fold(basename(entry.text)) for entry in entries if entry.is_list}
-    lists = [PurePosixPath(path) for path in index.with_suffix(".txt") if fold(basename(path)) in names] if names else []
+    lasts = {fold(basename(entry.text)) for entry in entries if entry.is_list}
+    above = {parent for path in index.images for parent in PurePosixPath(path).parents} if entries else set()
+    folders = _with_parts(index, above - {PurePosixPath()})
+    lists = _with_parts(index, {PurePosixPath(p) for p in index.with_suffix(".txt") if lasts and fold(basename(p)) in lasts})
     home = PurePosixPath(file or "").parent
     for entry in entries:
         entry.wanted = tuple(map(fold, parts(entry.text)))
@@ -91,21 +92,26 @@ def _declared(
     return members
 
 
+def _with_parts(index: Index, places: Iterable[PurePosixPath]) -> dict[PurePosixPath, tuple[str, ...]]:
+    return {place: (fold(index.root.name), *map(fold, place.parts)) for place in places}
+
+
 def _below(index: Index, folder: PurePosixPath) -> list[str]:
     return [path for path in index.images if path.startswith(f"{folder}/")]
 
 
-def _find(entry: _Entry, candidates: Iterable[PurePosixPath], home: PurePosixPath) -> None:
-    """Set the places that fit most of an entry's last parts; of equal ones those near the YAML, then the shallowest."""
+def _find(entry: _Entry, candidates: dict[PurePosixPath, tuple[str, ...]], home: PurePosixPath) -> None:
+    """Set the places that fit most of an entry's last parts; of equal ones those near the YAML, then the shallowest.
+    `candidates`: places with the parts that are compared, which begin with the name of the root."""
     wanted = entry.wanted
-    words = [split_of_word(part) for part in wanted]
+    words = [split_of_folders(f"{part}/x") for part in wanted[:-1]] + [split_of_word(wanted[-1])]
     if escapes(entry.text) and not entry.text.startswith(".."):  # any folder of another disk may be called test
         words = [word if word == entry.split and i >= len(words) - 2 else None for i, word in enumerate(words)]
     least = next((len(wanted) - i for i in reversed(range(len(wanted))) if words[i]), 1)
     for length in range(len(wanted), least - 1, -1):
         fitting = []
-        for place in candidates:
-            if tuple(map(fold, place.parts[-length:])) == wanted[-length:]:
+        for place, names in candidates.items():
+            if names[-length:] == wanted[-length:]:
                 around = split_of_folders(f"{PurePosixPath(*place.parts[:-length])}/x")
                 if entry.split in words[-length:] or around in (None, entry.split):
                     fitting.append(place)
@@ -151,7 +157,7 @@ def _stand_in(
         elif places and not claimed.intersection(images):
             text += f"; those in {' and '.join(places[:3])} are taken"
             if claimed:
-                members[entry.split] = images
+                members.setdefault(entry.split, []).extend(images)
         findings.append(Finding("missing_split", "note", text, file, value=whole(entry.text[:100])))
     if absent and claimed and "train" not in members:  # these are not to be taken for the missing training pictures
         for image, split in named.items():
