@@ -68,7 +68,7 @@ def test_an_export_without_a_test_folder_is_no_leak_and_says_so_in_one_line_of_t
         ("train: images/train\nval: images/test", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
         # the folders of another machine may be called anything
         ("train: /srv/dev/test/imgs_a\nval: /srv/dev/test/imgs_b", ["imgs_a", "imgs_b"], {"train": [0], "validation": [1]}),
-        ("train: /test/x/images/train\nval: /test/x/images/val", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
+        ("train: /test/images/train\nval: /test/images/val", ["images/train", "images/val"], {"train": [0], "validation": [1]}),
         # a word in a longer name is no split, and the set's own folder may be named
         ("train: my_test_set/pics/a\nval: my_test_set/pics/b", ["pics/a", "pics/b"], {"train": [0], "validation": [1]}),
         ("train: ../test/pics/a\nval: ../test/pics/b", ["pics/a", "pics/b"], {"train": [0], "validation": [1]}),
