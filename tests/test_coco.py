@@ -219,3 +219,15 @@ def test_masks_are_let_go_and_what_is_read_stays(root):
                                        "segmentation": mask, "iscrowd": 0}])  # fmt: skip
     document, _ = module.load_json(root / "a.json")
     assert "segmentation" not in document["annotations"][0] and boxes(read(root))["images/a.jpg"] == [BOX]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_category_ids_that_are_all_off_by_one_are_refused_whole(tmp_path, first):
+    picture(tmp_path / "a.jpg")
+    categories = [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "cow"), start=1)]
+    annotations = [(1, first + i % 3, [i, 5, 20, 15]) for i in range(9)]
+    coco(tmp_path / "a.json", ["a.jpg"], annotations, categories)
+    found = read(tmp_path)
+    (refusal,) = [f for f in found.findings if f.action == "refuse"]
+    assert (refusal.kind, refusal.file) == ("format_mixup", "a.json") and boxes(found) == {}
+    assert f"{first} to {first + 2}" in refusal.reason and "1 to 3" in refusal.reason

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from finite.data.boxes import corners
-from finite.data.conventions import Convention, classes_from_one, find_mixup, origin_note
+from finite.data.conventions import Convention, classes_from_one, find_mixup, ids_off_by_one, origin_note
 
 SIZE = (200, 100)
 
@@ -47,6 +47,38 @@ def test_single_bad_boxes_and_boxes_without_area_are_no_mixup():
     bad = [(90, 80, 40, 30), (90, 80, 30, 20)]
     assert find_mixup([("a", SIZE, values + bad)], Convention("xyxy")) is None
     assert find_mixup([("a", SIZE, [(5, 5, 5, 9)] * 30)], Convention("xyxy")) is None
+
+
+@pytest.mark.parametrize(("count", "wrong", "refused"), [(12, 3, True), (40, 10, True), (40, 8, False), (8, 2, False)])
+def test_a_quarter_speaks_for_the_other_form_in_a_small_set_where_all_fit_it(count, wrong, refused):
+    right = [(10 + i % 9, 10 + i % 7, 30 + i % 5, 20 + i % 3) for i in range(count - wrong)]  # possible in both forms
+    values = right + [(80 + i, 40 + i, 30, 20) for i in range(wrong)]
+    assert (find_mixup([("a", SIZE, values)], Convention("xyxy")) is not None) == refused
+    assert find_mixup([("a", SIZE, values)], Convention("xywh")) is None
+    values[0] = (150, 70, 190, 99)  # one that is only possible as claimed: then the others are slips
+    assert find_mixup([("a", SIZE, values)], Convention("xyxy")) is None
+
+
+@pytest.mark.parametrize(
+    ("used", "defined", "refused"),
+    [
+        ({0: 8, 1: 8, 2: 8}, [1, 2, 3], True),
+        ({1: 8, 2: 8, 3: 8}, [0, 1, 2], True),
+        ({0: 8}, [1], True),
+        ({9: 3, 11: 5}, [10, 12, 40], True),
+        ({0: 2, 1: 50, 2: 50}, [1, 2, 3], False),  # two slips
+        ({0: 8, 1: 8, 2: 8, 3: 8}, [1, 2, 3], False),
+        ({0: 8, 1: 8, 2: 8, 7: 1}, [1, 2, 3], False),
+        ({1: 8, 2: 8}, [1, 2, 3], False),
+        ({"a": 8, 0: 8}, [1, "b"], False),
+        ({}, [1], False),
+    ],
+)
+def test_category_ids_that_are_all_off_by_one_are_told_from_slips(used, defined, refused):
+    found = ids_off_by_one(Counter(used), defined, "a.json")
+    assert (found is not None) == refused
+    if found:
+        assert (found.kind, found.action, found.file) == ("format_mixup", "refuse", "a.json")
 
 
 def test_class_numbers_from_one_are_told_from_a_slip():

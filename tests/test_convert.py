@@ -256,13 +256,13 @@ def test_whole_numbers_of_voc_come_back_as_they_were_written(tmp_path):
     [
         ("voc", {"a/x.png": "a/image1_x.png"}),
         ("coco", {}),
-        ("yolo", {"a/x.png": "a/image1_x.png", "train.png": "image1_train.png", "readme.png": "image1_readme.png"}),
+        ("yolo", {"a/x.png": "a/image1_x.png", "train.png": "image1_train.png", "classes.png": "image1_classes.png"}),
         ("csv", {}),
         ("mindrecord", {}),
     ],
 )
 def test_pictures_that_a_format_could_not_tell_apart_are_renamed_and_said(tmp_path, to, renamed):
-    names = ["a/x.jpg", "a/x.png", "b/x.jpg", "train.png", "readme.png"]
+    names = ["a/x.jpg", "a/x.png", "b/x.jpg", "train.png", "classes.png", "readme.png", "license_1.png"]
     for seed, name in enumerate(names):
         picture(tmp_path / "src" / name, seed=seed)
     rows = "".join(f"{name},cat,{number},5,30,20\n" for number, name in enumerate(names))

@@ -13,7 +13,7 @@ BOX = ("cat", 10.0, 9.0, 30.0, 21.0)
 def root(tmp_path):
     picture(tmp_path / "images" / "a.jpg")
     (tmp_path / "labels").mkdir()
-    (tmp_path / "data.yaml").write_text("train: ../train/images\nnames: [cat, dog, no]\n")
+    (tmp_path / "data.yaml").write_text("train: ../images\nnames: [cat, dog, no]\n")
     return tmp_path
 
 
@@ -208,3 +208,22 @@ def test_many_rows_without_a_class_number_among_many_classes_take_no_time(root):
     found = read(root)
     assert time.process_time() - began < 5
     assert len(said(found)) >= 9_000  # each row is told
+
+
+@pytest.mark.parametrize("name", ["license_plate_1", "License", "readme-2024", "licence.7", "notes"])
+def test_a_label_file_called_like_a_readme_is_read_where_a_picture_has_its_name(root, name):
+    picture(root / "images" / f"{name}.jpg")
+    label(root, ROW)
+    label(root, ROW, name)
+    found = read(root)
+    assert boxes(found)[f"images/{name}.jpg"] == [pytest.approx(BOX)] and len(boxes(found)) == 2
+    assert not any(f.kind == "missing_label" for f in found.findings)
+
+
+def test_a_readme_is_no_label_file_and_a_plate_without_its_picture_is_said(root):
+    label(root, ROW)
+    for name in ("README.roboflow", "readme_first", "LICENSE", "license.cc-by", "notes", "license_plate_2"):
+        label(root, "Exported on May 5\n" if name != "license_plate_2" else ROW, name)
+    found = read(root)
+    assert [(f.kind, f.file) for f in found.findings] == [("missing_image", "labels/license_plate_2.txt")]
+    assert boxes(found) == {"images/a.jpg": [pytest.approx(BOX)]}

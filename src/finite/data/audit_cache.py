@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from finite.data.audit import Audit
 
 #: Changes with the program and with what an audit looks for: results of another version are not used.
-VERSION = f"{getattr(finite, '__version__', '0')}/2"
+VERSION = f"{getattr(finite, '__version__', '0')}/3"
 _DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError)
 
 

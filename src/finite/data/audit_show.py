@@ -23,6 +23,15 @@ _COLOURS = {
     "fix": "cyan",
     "note": "dim",
 }
+#: What changes nothing that is there, and yet what is trained: classes and splits otherwise than the files may mean.
+_TOLD = {
+    ("fix", "missing_class"),
+    ("fix", "bad_header"),
+    ("note", "missing_split"),
+    ("note", "unknown_split"),
+    ("note", "several_files"),
+    ("note", "class_count"),
+}
 _EXAMPLES = 3
 _CLASSES = 100  # lines of the table of classes
 _NAME, _LINE = 60, 500  # characters shown of a class name, and of a finding
@@ -78,12 +87,13 @@ def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """What a training says of the findings: one line for each kind that cost something or is a leak, the first three
-    places named. Mere notes are in the run's findings.json."""
+    """What a training says of the findings: one line for each kind that cost something, is a leak, or decides what the
+    classes or splits are; the first three places named. Mere notes are in the run's findings.json."""
     lines = []
     for group in groups(findings):
         first = group[0]
-        if first.action in ("note", "fix") and not first.reason.startswith("LEAK"):
+        mere = first.action in ("note", "fix") and (first.action, first.kind) not in _TOLD
+        if mere and not first.reason.startswith("LEAK"):
             continue
         shown = "; ".join(printable(short(f"{place(finding)}: {finding.reason}", _LINE)) for finding in group[:_EXAMPLES])
         more = f"; and {len(group) - _EXAMPLES} more" if len(group) > _EXAMPLES else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 from finite.data.assemble import RawImage, RawObject, assemble, missing_labels
 from finite.data.boxes import NumberFault, number
-from finite.data.conventions import Convention
+from finite.data.conventions import Convention, ids_off_by_one
 from finite.data.index import Index, absent, escapes, fold, scan, split_of_folders, split_of_word, stem
 from finite.data.sample import Finding, ImageSet
 from finite.data.text import TextError, read_text, whole
@@ -40,8 +40,12 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     index = index or scan(root)
     findings: list[Finding] = []
     files = _files(index, findings)
+    refusals: list[Finding] = []
     for file in files:
         file.names = _names_of(file, findings)
+        entries = (entry for entry in file.document["annotations"] if isinstance(entry, dict))
+        used = Counter(key for entry in entries if (key := _id(entry.get("category_id"))) is not None)
+        refusals += filter(None, [ids_off_by_one(used, file.names, file.path)])
     classes, numbers, agreed = _classes(files, findings)
     total = sum(len(file.document["annotations"]) for file in files)
     raws: dict[str, RawImage] = {}
@@ -59,6 +63,9 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
         findings.append(Finding("duplicate_id", "refuse", f"{reason} Nothing is used until one is left", twice.file))
     image_set = assemble(index, "coco", list(raws.values()), Convention("xywh"), findings, classes, numbers)
     image_set.objects_total = total
+    if refusals:
+        findings += refusals
+        image_set.splits = {"all": []}
     return image_set
 
 

@@ -4,7 +4,7 @@ A set whose boxes mostly fit another convention than the file claims must not be
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from finite.data.boxes import Box, corners, fits
@@ -16,7 +16,7 @@ _NAMES = {
     "cxcywh": "centre x, centre y, width, height",
 }
 _ENOUGH = 3  # boxes that must speak for the other convention: one or two bad boxes are faults of their own
-_MANY = 50  # boxes of a set that is large enough to be judged by a tenth of them
+_MANY = 50  # boxes of a set that is large enough to be judged by a tenth of them; a smaller one is by a quarter
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
     """A `format_mixup` finding (refuse) where most boxes are impossible as claimed and nearly all fit another
     convention.
 
-    In a set of some size a tenth is enough if all fit the other one: real boxes of one convention do not. Boxes without
-    area speak for nothing. `images` holds (annotation file, (width, height), values as written) per picture.
+    A quarter is enough if all fit the other one, and a tenth in a set of some size: real boxes of one convention do not.
+    Boxes without area speak for nothing. `images` holds (annotation file, (width, height), values as written) per picture.
     """
 
     def count(form: str, normalised: bool) -> int:
@@ -55,7 +55,7 @@ def find_mixup(images: Boxes, convention: Convention) -> Finding | None:
 
     total = sum(not _flat(values, convention.form) for _, _, rows in images for values in rows)
     wrong = total - count(convention.form, convention.normalised)
-    most, some = wrong * 2 > total, total >= _MANY and wrong * 10 >= total
+    most, some = wrong * 2 > total, wrong * (10 if total >= _MANY else 4) >= total
     if wrong < _ENOUGH or not (most or some):
         return None
     first = next(
@@ -140,6 +140,25 @@ def classes_from_one(numbers: Counter[int], classes: int, file: str | None) -> F
         "refuse",
         f"class numbers run from {min(used)} to {max(used)}, never 0, for {classes} classes: "
         "do they count from 1? Nothing is used until they count from 0 or the names say so",
+        file,
+        value=f"{min(used)} to {max(used)}",
+    )
+
+
+def ids_off_by_one(used: Counter[int | str], defined: Collection[int | str], file: str) -> Finding | None:
+    """A `format_mixup` finding (refuse) where annotations use category ids (with how often each occurs) that are not
+    defined, and all that they use are defined ones less one, or plus one: most would be taken for their neighbours."""
+    undefined = sum(count for key, count in used.items() if key not in defined)
+    if undefined < _ENOUGH or not all(isinstance(key, int) for key in used):
+        return None
+    if not any(all(key + step in defined for key in used) for step in (1, -1)):
+        return None
+    known = sorted(key for key in defined if isinstance(key, int))
+    return Finding(
+        "format_mixup",
+        "refuse",
+        f"annotations use the category ids {min(used)} to {max(used)}, but {known[0]} to {known[-1]} are defined: are they "
+        "off by one? Nothing is used until the ids agree",
         file,
         value=f"{min(used)} to {max(used)}",
     )

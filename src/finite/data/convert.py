@@ -206,7 +206,7 @@ def _is_found(index: Index, name: str, to: str, split: str) -> bool:
         lookups = [(label, label, None), (name, "ImageSets/Main/train.txt", None)]
     else:
         label = write.yolo_label(name)
-        if is_plain_text(label) or fold(label) in ("train.txt", "val.txt", "test.txt"):
+        if is_plain_text(index, label) or fold(label) in ("train.txt", "val.txt", "test.txt"):
             return False
         lookups = [(label, label, None), (write.yolo_entry(name), "train.txt", None)]
     return all(index.find(text.strip(), near, hint) == [name] for text, near, hint in lookups)

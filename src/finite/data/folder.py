@@ -6,7 +6,6 @@ from pathlib import Path
 from finite.data import class_list, coco, mindrecord, table, voc, yolo
 from finite.data.index import Index, scan
 from finite.data.sample import Finding, ImageSet
-from finite.data.table_columns import WANTED
 from finite.data.yolo_layout import is_dataset_yaml
 from finite.errors import UserError
 
@@ -40,7 +39,8 @@ def detect(index: Index) -> list[str]:
         return found[:1] + [name for name in found[1:] if name != "yolo" or yolo.looks_like(index)]
     tables = index.with_suffix(".csv", ".tsv")
     if tables:
-        raise UserError(f"{index.root / tables[0]}: columns cannot be told by name; {WANTED}")
+        first = next((path for path in tables if not class_list.is_class_list(path)), tables[0])
+        raise UserError(f"{index.root / first}: {table.why_not(index, first)}")
     xmls = index.with_suffix(".xml")
     if xmls:
         return ["voc"]  # broken or refused ones: the reader says which and why

@@ -81,11 +81,17 @@ def split_of_word(word: str) -> str | None:
 
 def split_of_folders(path: str) -> str | None:
     """The split that the folders of a relative path speak of; the innermost one counts."""
-    for part in reversed(PurePosixPath(path).parts[:-1]):
-        split = _SPLITS.get(re.sub(r"[\d_-]+$", "", part.lower()))
+    return split_folder(path)[1]
+
+
+def split_folder(path: str) -> tuple[str, str | None]:
+    """The innermost folder of a relative path that speaks of a split ("a/train2017"), and that split; ("", None)."""
+    folders = PurePosixPath(path).parts[:-1]
+    for position in reversed(range(len(folders))):
+        split = _SPLITS.get(re.sub(r"[\d_-]+$", "", folders[position].lower()))
         if split:
-            return split
-    return None
+            return "/".join(folders[: position + 1]), split
+    return "", None
 
 
 @dataclass

@@ -9,8 +9,9 @@ holds no object. Classes are ordered by a classes.csv where there is one, else b
 import csv
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from finite.data import class_list
@@ -20,10 +21,12 @@ from finite.data.conventions import Convention
 from finite.data.images import SUFFIXES
 from finite.data.index import Index, absent, escapes, fold, scan, split_of_folders, split_of_word, stem
 from finite.data.sample import Finding, ImageSet
-from finite.data.table_columns import WANTED, Columns, cells_of, find_columns
+from finite.data.table_columns import NOTHING, Columns, cells_of, find_columns, unread_words, why_unknown
 from finite.data.text import Text, TextError, read_text
 
 _LIMIT = 1 << 30
+#: What stands for the class where a row says that its picture holds nothing; a class only with a box.
+_NO_OBJECT = NOTHING | {"background", "bg", "negative", "empty", "nothing", "no object", "no_object", "noobject", "no objects"}
 
 
 @dataclass(slots=True)
@@ -55,6 +58,11 @@ class _Table:
     def comma(self) -> bool:
         """Whether decimal commas are possible: the columns are separated by something else."""
         return self.separator != ","
+
+    def called(self, column: int | None) -> str:
+        """A column as a person finds it: by its name, else its number from 1."""
+        header = self.columns.header
+        return repr(header[column].strip()) if column is not None and column < len(header) else str((column or 0) + 1)
 
     def rows(self, findings: list[Finding]) -> Iterator[_Row]:
         line = 0
@@ -104,13 +112,18 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
         )
     raws: dict[tuple[str, str], RawImage] = {}
     mentioned: set[str] = set()
+    said_splits: dict[str, str] = {}
     for table in tables:
-        _read_rows(index, table, raws, mentioned, findings)
+        _read_rows(index, table, raws, mentioned, said_splits, findings)
     missing_labels(index, mentioned, findings)
     merged = _one_per_image(raws, findings)
     normalised = _are_fractions([obj.values for raw in merged for obj in raw.objects])
     convention = Convention(tables[0].form if tables else "xyxy", normalised)
     image_set = assemble(index, "csv", merged, convention, findings)
+    for position, finding in enumerate(findings):
+        if finding.kind == "unlisted_image" and finding.file in said_splits:
+            reason = f"{said_splits[finding.file]}, none of train, validation, test: not used"
+            findings[position] = replace(finding, reason=reason)
     class_list.apply(image_set, index, class_list.CLASSES_CSV)
     if len(forms) > 1:
         image_set.splits = {"all": []}
@@ -124,6 +137,14 @@ def looks_like(index: Index, path: str) -> bool:
     except TextError:
         return False
     return find_columns(index, text)[0] is not None
+
+
+def why_not(index: Index, path: str) -> str:
+    """The sentence for a table whose columns cannot be told."""
+    try:
+        return why_unknown(index, _head(read_text(index.path(path), _LIMIT)))
+    except TextError as error:
+        return str(error)
 
 
 def _head(text: Text, lines: int = 30) -> str:
@@ -149,10 +170,18 @@ def _open_table(index: Index, path: str, findings: list[Finding], faults: list[F
         return None
     if columns is None:
         first = next((line for line in body.splitlines() if line.strip()), "")
-        faults.append(
-            Finding("bad_header", "drop_file", f"columns cannot be told by name; {WANTED}", path, 1, value=first[:100])
-        )
+        reason = why_unknown(index, _head(Text(body)))
+        faults.append(Finding("bad_header", "drop_file", reason, path, skip + 1, value=first[:100]))
         return None
+    if columns.label is None and has_header:
+        rows = (cells for line, cells in cells_of(_head(Text(body)), separator) if line > skip)
+        if (column := unread_words(columns, rows)) is not None:
+            reason = (
+                f"no class column, but a column {column!r} of words that is not read: call it label if it holds the classes, "
+                "else take it out"
+            )
+            faults.append(Finding("bad_header", "drop_file", reason, path, skip, value=column[:100]))
+            return None
     if text.code_page:
         findings.append(
             Finding("bad_encoding", "fix", f"is not UTF-8; read as {text.code_page}", path, value=text.code_page)
@@ -183,6 +212,8 @@ def _row(line: int, cells: list[str], columns: Columns) -> _Row:
         box = [part for part in re.split(r"[,;\s]+", box[0].strip("[](){}\"' ")) if part]
     elif len(box) == 1:
         box = [""] * 4
+    if all(part.lower() in NOTHING for part in box):
+        box = [""] * len(box)
     return _Row(
         line,
         cell(columns.image).strip(),
@@ -195,11 +226,18 @@ def _row(line: int, cells: list[str], columns: Columns) -> _Row:
 
 
 def _read_rows(
-    index: Index, table: _Table, raws: dict[tuple[str, str], RawImage], mentioned: set[str], findings: list[Finding]
+    index: Index,
+    table: _Table,
+    raws: dict[tuple[str, str], RawImage],
+    mentioned: set[str],
+    said_splits: dict[str, str],
+    findings: list[Finding],
 ) -> None:
+    """Add the table's rows to `raws`; `said_splits`: what is to be said of a picture whose split's word is not known."""
     split_of_file = split_of_word(stem(PurePosixPath(table.path).stem)) or split_of_folders(table.path)
     found_before: dict[str, str | None] = {}
     unknown: dict[str, list[int]] = {}
+    columns, words, known = table.columns, Counter(), 0
     for row in table.rows(findings):
 
         def say(kind: str, action: str, reason: str, value: str) -> None:
@@ -224,9 +262,15 @@ def _read_rows(
         if image is None:
             unknown.setdefault(row.image, []).append(row.line)
             continue
-        split = split_of_word(row.split) or split_of_file
+        split = split_of_word(row.split)
+        if split is None and row.split.strip().lower() not in NOTHING:
+            word = row.split.strip()[:40]
+            words[word] += 1
+            said_splits.setdefault(image, f"its split, column {table.called(columns.split)}, is {word!r}")
+        known += split is not None
+        split = split or split_of_file
         raw = raws.setdefault((image, split or ""), RawImage(image, table.path, [], _size(row.size), split))
-        if not any(row.box) and not (row.label or "").strip():
+        if _no_box(row) and (row.label or "").strip().lower() in _NO_OBJECT:
             continue  # the picture is said to hold nothing
         values = _values(row, table.comma, say)
         if values is None:
@@ -234,6 +278,11 @@ def _read_rows(
         else:
             label = "object" if row.label is None else row.label
             raw.objects.append(RawObject(label, values, line=row.line, ignore=row.ignore))
+    if words:
+        shown = ", ".join(f"{word!r} ({count})" for word, count in words.most_common(5)) + (", ..." if len(words) > 5 else "")
+        told = "no word for train, validation or test" + ("" if known else "; the column is not read")
+        reason = f"column {table.called(columns.split)} holds {shown}: {told}"
+        findings.append(Finding("unknown_split", "note", reason, table.path, value=next(iter(words))))
     for name, lines in unknown.items():
         if index.find(name, table.path, split_of_file):
             continue  # ambiguous, said above
@@ -253,10 +302,25 @@ def _read_rows(
         )
 
 
+def _no_box(row: _Row) -> bool:
+    """Whether a row has no box: no coordinates, or four zeros under a word for nothing."""
+    return not any(row.box) or ((row.label or "").strip().lower() in _NO_OBJECT and all(map(_is_zero, row.box)))
+
+
+def _is_zero(text: str) -> bool:
+    try:
+        return number(text) == 0
+    except NumberFault:
+        return False
+
+
 def _values(row: _Row, comma: bool, say) -> Box | None:
     if not all(row.box) or len(row.box) != 4:
         kind = "missing_box" if len(row.box) == 4 or not any(row.box) else "bad_number"
-        say(kind, "drop_object", f"{sum(map(bool, row.box))} of four numbers", " ".join(row.box))
+        reason = f"{sum(map(bool, row.box))} of four numbers"
+        if not any(row.box):
+            reason += "; for a picture without objects leave the class empty too"
+        say(kind, "drop_object", reason, " ".join(row.box))
         return None
     try:
         a, b, c, d = (_decimal(text, comma) for text in row.box)

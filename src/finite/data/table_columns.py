@@ -5,7 +5,7 @@ import io
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,69 +13,76 @@ from finite.data.boxes import NumberFault, number
 from finite.data.images import SUFFIXES
 from finite.data.index import Index
 
-_IMAGE = (
-    "image",
-    "filename",
-    "file",
-    "imagename",
-    "imagefile",
-    "imagepath",
-    "imageid",
-    "img",
-    "imgname",
-    "imgid",
-    "filepath",
-    "path",
-    "picture",
-    "photo",
-    "fname",
-    "imageurl",
-    "externalid",
-    "name",
+_IMAGE = tuple(
+    "image filename file imagename imagefile imagepath imageid img imgname imgid filepath path picture photo fname imageurl "
+    "externalid imagefilename imagefilepath imgpath imgfile imgfilename images photopath photoname picturepath picturename "
+    "fullpath name".split()
 )
-_LABEL = (
-    "label",
-    "class",
-    "classname",
-    "category",
-    "categoryname",
-    "labelname",
-    "labels",
-    "classes",
-    "species",
-    "object",
-    "classid",
-    "categoryid",
-    "labelid",
-    "name",
-    "type",
+_LABEL = tuple(
+    "label class classname category categoryname labelname labels classes species object classid categoryid labelid target cls "
+    "classlabel categorylabel objectclass objectname objectlabel objecttype objectcategory labeltext labelclass classtext tag "
+    "targetname targetclass bboxlabel bboxclass name type".split()
 )
 _SPLIT = ("split", "set", "subset", "usage", "dataset", "mlusage")
 _IGNORE = ("difficult", "iscrowd", "isgroupof", "ignore")
 _BOX_TEXT = ("bbox", "box", "boundingbox")
+_CORNERS = (
+    ("xmin", "ymin", "xmax", "ymax"),
+    ("x0", "y0", "x1", "y1"),
+    ("x1", "y1", "x2", "y2"),
+    ("left", "top", "right", "bottom"),
+    ("minx", "miny", "maxx", "maxy"),
+    ("xtl", "ytl", "xbr", "ybr"),
+    ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax"),
+    ("bboxx1", "bboxy1", "bboxx2", "bboxy2"),
+    ("bboxx0", "bboxy0", "bboxx1", "bboxy1"),
+    ("bboxleft", "bboxtop", "bboxright", "bboxbottom"),
+    ("boxxmin", "boxymin", "boxxmax", "boxymax"),
+    ("boxx1", "boxy1", "boxx2", "boxy2"),
+    ("boxleft", "boxtop", "boxright", "boxbottom"),
+    ("xstart", "ystart", "xend", "yend"),
+    ("startx", "starty", "endx", "endy"),
+    ("xleft", "ytop", "xright", "ybottom"),
+    ("leftx", "topy", "rightx", "bottomy"),
+    ("topleftx", "toplefty", "bottomrightx", "bottomrighty"),
+)
+#: Sides of a box. `width` and `height` may be the picture's, so they count last.
+_SIDES = tuple(
+    (f"{of}{wide}", f"{of}{high}")
+    for of, wide, high in (
+        *((of, *names) for of in ("bbox", "box") for names in (("width", "height"), ("w", "h"))),
+        *(("", *names) for names in (("bw", "bh"), ("w", "h"), ("width", "height"))),
+    )
+)
+_CENTRES = (
+    *((f"x{word}", f"y{word}") for word in ("center", "centre", "c", "mid")),
+    *((f"{word}x", f"{word}y") for word in ("center", "centre", "c")),
+    *((f"bbox{word}x", f"bbox{word}y") for word in ("center", "centre", "c")),
+    *((f"bboxx{word}", f"bboxy{word}") for word in ("center", "centre", "c")),
+)
+_FIRST_CORNERS = (
+    ("x", "y"),
+    ("left", "top"),
+    ("xmin", "ymin"),
+    ("minx", "miny"),
+    ("x0", "y0"),
+    ("x1", "y1"),
+    ("xtl", "ytl"),
+    ("topleftx", "toplefty"),
+    ("xtopleft", "ytopleft"),
+    ("bboxx", "bboxy"),
+    ("boxx", "boxy"),
+    ("bboxleft", "bboxtop"),
+    ("bboxxmin", "bboxymin"),
+)
 _BOXES = (
-    ("xyxy", ("xmin", "ymin", "xmax", "ymax")),
-    ("xyxy", ("x0", "y0", "x1", "y1")),
-    ("xyxy", ("x1", "y1", "x2", "y2")),
-    ("xyxy", ("left", "top", "right", "bottom")),
-    ("xyxy", ("minx", "miny", "maxx", "maxy")),
-    ("xyxy", ("xtl", "ytl", "xbr", "ybr")),
-    ("xyxy", ("bboxxmin", "bboxymin", "bboxxmax", "bboxymax")),
-    ("xyxy", ("bboxx1", "bboxy1", "bboxx2", "bboxy2")),
-    ("xyxy", ("xstart", "ystart", "xend", "yend")),
-    ("cxcywh", ("xcenter", "ycenter", "width", "height")),
-    ("cxcywh", ("centerx", "centery", "width", "height")),
-    ("cxcywh", ("cx", "cy", "w", "h")),
-    ("cxcywh", ("cx", "cy", "width", "height")),
-    ("cxcywh", ("xcenter", "ycenter", "w", "h")),
-    ("cxcywh", ("xcentre", "ycentre", "width", "height")),
-    ("xywh", ("x", "y", "w", "h")),
-    ("xywh", ("x", "y", "width", "height")),
-    ("xywh", ("left", "top", "width", "height")),
-    ("xywh", ("xmin", "ymin", "width", "height")),
-    ("xywh", ("bboxx", "bboxy", "bboxw", "bboxh")),
-    ("xywh", ("bboxx", "bboxy", "bboxwidth", "bboxheight")),
-    ("xywh", ("bboxleft", "bboxtop", "bboxwidth", "bboxheight")),
+    *(("xyxy", names) for names in _CORNERS),
+    *(
+        (form, place + sides)
+        for sides in _SIDES
+        for form, places in (("cxcywh", _CENTRES), ("xywh", _FIRST_CORNERS))
+        for place in places
+    ),
 )
 _SIZES = (
     ("imagewidth", "imageheight"),
@@ -86,6 +93,8 @@ _SIZES = (
 )
 _SEPARATORS = (",", ";", "\t", "|")
 _LONGEST = 20  # lines that one row may span
+_NO_CLASS = ("id", "index", "uuid", "annotationid", "objectid", "boxid", "date", "time", "timestamp", "source")
+NOTHING = frozenset(("", "nan", "none", "null", "na", "n/a", "<na>", "-"))  #: cells without a value, in lower case
 WANTED = "wanted columns: image (or filename), label (or class), xmin, ymin, xmax, ymax"
 
 
@@ -100,6 +109,7 @@ class Columns:
     size: tuple[int, int] | None = None
     split: int | None = None
     ignore: int | None = None
+    header: tuple[str, ...] = ()  # the columns' names; none in a table without a header
 
 
 def _plain(name: str) -> str:
@@ -129,7 +139,29 @@ def columns_of(header: list[str]) -> Columns | None:
         None,
     )
     split, ignore = (next((where[n] for n in names if n in where), None) for names in (_SPLIT, _IGNORE))
-    return Columns(image, label, box[1], box[0], size, split, ignore)
+    return Columns(image, label, box[1], box[0], size, split, ignore, tuple(header))
+
+
+def unread_words(columns: Columns, rows: Iterable[list[str]]) -> str | None:
+    """The name of a column of words that is none of the known ones: it may be the class. None where there is no such."""
+    known = {columns.image, columns.label, columns.split, columns.ignore, *columns.box, *(columns.size or ())}
+    rest = [
+        position
+        for position, name in enumerate(columns.header)
+        if position not in known and _plain(name) not in (*_IMAGE, *_NO_CLASS)
+    ]
+    for row in rows:
+        for position in rest:
+            if position < len(row) and _is_word(row[position].strip()):
+                return columns.header[position].strip()
+    return None
+
+
+def _is_word(cell: str) -> bool:
+    """Whether a cell may be a class name: no number, truth value, list, address or file of a picture."""
+    named = os.path.splitext(cell)[1].lower() in SUFFIXES or "://" in cell
+    plain = cell.lower() in (*NOTHING, "true", "false", "yes", "no") or cell.startswith(("[", "{", "("))
+    return any(letter.isalpha() for letter in cell) and not named and not plain and not _is_number(cell)
 
 
 def _columns_by_content(row: list[str]) -> Columns | None:
@@ -158,19 +190,33 @@ def find_columns(index: Index, text: str) -> tuple[Columns | None, str, int, boo
         columns = columns_of(cells)
         if columns is not None:
             return columns, separator, skip + 1, True
-    for line in lines[skip:]:  # the first rows may be of pictures without objects
-        for separator in _SEPARATORS:
-            columns = _columns_by_content(next(cells_of(line, separator), (0, []))[1])
-            if columns is not None:
-                return columns, separator, skip, False
+    if skip < len(lines) and not _is_header(lines[skip]):
+        for line in lines[skip:]:  # the first rows may be of pictures without objects
+            for separator in _SEPARATORS:
+                columns = _columns_by_content(next(cells_of(line, separator), (0, []))[1])
+                if columns is not None:
+                    return columns, separator, skip, False
     return None, ",", skip, False
 
 
+def why_unknown(index: Index, text: str) -> str:
+    """The sentence for a table whose columns cannot be told: what its header says, where it has one."""
+    header = next((line for line in text.split("\n") if not _is_preamble(index, line)), "")
+    said = f" ({header.strip()[:200]})" if header and _is_header(header) else ""
+    return f"columns cannot be told by name{said}; {WANTED}"
+
+
+def _is_header(line: str) -> bool:
+    """Whether the first row holds names of columns, known or not: no number, and no picture's name."""
+    cells = [cell.strip().strip("\"'").strip() for cell in re.split(r"[,;\t|]", line)]
+    return not any(_is_number(cell) or os.path.splitext(cell)[1].lower() in SUFFIXES for cell in cells)
+
+
 def _is_preamble(index: Index, line: str) -> bool:
-    """A blank line, Excel's "sep=;", or a comment (a picture may be called "#1.jpg", so the first cell decides)."""
+    """A line without any value, Excel's "sep=;", or a comment (a picture may be called "#1.jpg", so the first cell decides)."""
     text = line.strip()
     comment = text.startswith("#") and not index.same_stem(re.split(r"[,;\t|]", text)[0])
-    return not text or comment or re.fullmatch(r"sep=.", text) is not None
+    return not text.strip(",;|\"' \t") or comment or re.fullmatch(r"sep=.", text) is not None
 
 
 def cells_of(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:

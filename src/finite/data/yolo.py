@@ -6,6 +6,7 @@ numbers is a polygon and is taken by its extent. An empty label file means a pic
 means nothing.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,7 @@ from finite.data.text import TextError, read_text
 from finite.data.yolo_layout import Layout, read_layout
 
 _LIMIT = 16 << 20  # bytes of one label file
+_README = re.compile(r"readme.*|(licen[cs]e|notes)(\..+)?\.txt")
 _FORM = "wanted: class x_center y_center width height, with blanks between"
 
 
@@ -76,7 +78,7 @@ def label_files(index: Index, layout: Layout | None = None) -> list[str]:
     """The .txt files that hold labels: those with a picture's stem, and all others in a folder that holds such ones or
     is called labels. Class lists, split lists and read-me files are none."""
     taken = layout.texts if layout is not None else set()
-    texts = [path for path in index.with_suffix(".txt") if path not in taken and not is_plain_text(path)]
+    texts = [path for path in index.with_suffix(".txt") if path not in taken and not is_plain_text(index, path)]
     matched = [path for path in texts if index.same_stem(path)]
     folders = {PurePosixPath(path).parent for path in matched}
     return [
@@ -88,12 +90,13 @@ def label_files(index: Index, layout: Layout | None = None) -> list[str]:
     ]
 
 
-def is_plain_text(path: str) -> bool:
-    """Whether a .txt file is known by its name to be no label file."""
+def is_plain_text(index: Index, path: str) -> bool:
+    """Whether a .txt file is known by its name to be no label file: a list of classes, or a read-me (unless a picture has
+    that name: licence plates have labels too)."""
     name = PurePosixPath(path).name.lower()
-    return name in ("classes.txt", "labels.txt", "names.txt", "predefined_classes.txt", "notes.txt") or name.startswith(
-        ("readme", "license")
-    )
+    if name in ("classes.txt", "labels.txt", "names.txt", "predefined_classes.txt"):
+        return True
+    return _README.fullmatch(name) is not None and not index.same_stem(path)
 
 
 def looks_like(index: Index) -> bool:

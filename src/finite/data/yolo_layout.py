@@ -1,26 +1,24 @@
-"""What stands beside YOLO label files: class names and splits, from data.yaml, class lists and split lists.
+"""What stands beside YOLO label files: class names from data.yaml or a class list, and the splits (yolo_splits).
 
-YAML is read as plain strings, lists and dicts: no tag is ever acted on, and a class called "no" stays "no". A path in
-it is compared with the folders that are there, from its end; so a path of another machine, or Roboflow's
-"../train/images", finds its folder, and none leads outside.
+YAML is read as plain strings, lists and dicts: no tag is ever acted on, and a class called "no" stays "no".
 """
 
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
 from finite.data.boxes import NumberFault, number
-from finite.data.index import Index, basename, fold, parts, stem
+from finite.data.index import Index, basename
 from finite.data.sample import Finding
 from finite.data.text import TextError, read_text, whole
+from finite.data.yolo_splits import KEYS, names_splits, read_splits
 
 _LIMIT = 64 << 20
 _YAML_LIMIT = 4 << 20  # bytes
 #: Plain strings, lists and dicts only. libyaml's is ten times as fast and has a limit of depth; Python's knows no other.
 _LOADER = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-_KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+_DATA_YAML = ("data.yaml", "dataset.yaml", "data.yml", "dataset.yml")
 _NAME_FILES = (
     "classes.txt",
     "obj.names",
@@ -41,35 +39,17 @@ class Layout:
     texts: set[str] = field(default_factory=set)
     keypoints: bool = False  # rows carry keypoints after the box
     file: str | None = None  # where the classes are named
-    _folders: set[PurePosixPath] = field(default_factory=set)
-
-    def folders(self, index: Index) -> set[PurePosixPath]:
-        """All folders that hold pictures, at any depth."""
-        if not self._folders:
-            self._folders = {parent for path in index.images for parent in PurePosixPath(path).parents}
-        return self._folders
 
 
 def read_layout(index: Index, findings: list[Finding]) -> Layout:
     """Class names and splits of the indexed folder."""
     layout = Layout()
-    document, members = _read_yaml(index, layout, findings), {}
+    document = _read_yaml(index, layout, findings)
     if document is not None:
         layout.keypoints = "kpt_shape" in document
-        for key, split in _KEYS.items():
-            entries = document.get(key)
-            for entry in entries if isinstance(entries, list) else [entries]:
-                if isinstance(entry, str) and entry.strip():
-                    members.setdefault(split, []).extend(_members(index, entry, layout, findings))
-    if not layout.classes:
+    else:
         _read_names(index, layout, findings)
-    if not any(members.values()):
-        members = {}
-        for path in index.with_suffix(".txt"):
-            split = _KEYS.get(stem(path).lower())
-            if split and path not in layout.texts and _is_list(index, path):
-                members.setdefault(split, []).extend(_from_list(index, path, layout, findings))
-    layout.splits = _assign(members, layout.file, findings)
+    layout.splits = read_splits(index, document, layout.file, layout.texts, findings)
     return layout
 
 
@@ -91,20 +71,42 @@ def _load(index: Index, path: str) -> dict[str, Any] | None:
 
 
 def _read_yaml(index: Index, layout: Layout, findings: list[Finding]) -> dict[str, Any] | None:
-    paths = sorted(
-        index.with_suffix(".yaml", ".yml"),
-        key=lambda path: (path.count("/"), basename(path) not in ("data.yaml", "dataset.yaml"), path),
-    )
+    """The document that names the classes. Tools leave other YAML files that do (args.yaml of a training): one called
+    data.yaml or with splits goes first, then the shallowest."""
+    documents: dict[str, dict[str, Any]] = {}
     unreadable = []
-    for path in paths:
+    for path in index.with_suffix(".yaml", ".yml"):
         document = _load(index, path)
         if document is None:
             unreadable.append(path)
-        elif names := _names(document.get("names")):
-            layout.classes, layout.file = _checked(names, path, findings), path
-            return document
-    findings += [Finding("unreadable_label", "note", "cannot be parsed as YAML", path) for path in unreadable]
-    return None
+        elif _names(document.get("names")):
+            documents[path] = document
+    if not documents:
+        findings += [Finding("unreadable_label", "note", "cannot be parsed as YAML", path) for path in unreadable]
+        return None
+
+    def rank(path: str) -> tuple:
+        called, splits = basename(path).lower() in _DATA_YAML, names_splits(documents[path])
+        return not (called or splits), path.count("/"), not called, not splits, path
+
+    best, *rest = sorted(documents, key=rank)
+    document = documents[best]
+    names = _names(document["names"])
+    layout.classes, layout.file = _checked(names, best, findings), best
+    others = [
+        path
+        for path, other in ((path, documents[path]) for path in rest)
+        if _names(other["names"]) != names or (names_splits(other) and any(other.get(k) != document.get(k) for k in KEYS))
+    ]
+    if others:
+        more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+        reason = f"this one is read for classes and splits, not {', '.join(others[:3])}{more}, which say otherwise"
+        findings.append(Finding("several_files", "note", reason, best))
+    count = document.get("nc")
+    if isinstance(count, str) and count.strip().isdecimal() and len(count) < 9 and int(count) != len(layout.classes):
+        reason = f"nc is {int(count)}, but {len(layout.classes)} classes are named: the names count"
+        findings.append(Finding("class_count", "note", reason, best, value=count.strip()))
+    return document
 
 
 def _names(value: Any) -> dict[int, str]:
@@ -171,96 +173,3 @@ def _read_names(index: Index, layout: Layout, findings: list[Finding]) -> None:
         if names:
             layout.classes, layout.file = _checked(names, path, findings), path
             return
-
-
-def _members(index: Index, entry: str, layout: Layout, findings: list[Finding]) -> list[str]:
-    """The pictures of one entry of train, val or test: a folder, or a list file."""
-    wanted = parts(entry)
-    if entry.strip().lower().endswith(".txt"):
-        lists = [path for path in index.with_suffix(".txt") if fold(basename(path)) == fold(basename(entry))]
-        if lists:
-            return _from_list(index, min(lists, key=lambda path: path.count("/")), layout, findings)
-    elif not wanted:
-        return list(index.images)
-    folders = layout.folders(index)
-    for length in range(len(wanted), 0, -1):
-        tail = tuple(fold(part) for part in wanted[-length:])
-        fitting = [folder for folder in folders if tuple(fold(part) for part in folder.parts[-length:]) == tail]
-        if fitting:
-            prefix = str(min(fitting, key=lambda folder: (len(folder.parts), str(folder)))) + "/"
-            return [path for path in index.images if path.startswith(prefix)]
-    findings.append(
-        Finding(
-            "missing_image",
-            "note",
-            "names a folder or list that is not there or holds no picture",
-            layout.file,
-            value=whole(entry[:100]),
-        )
-    )
-    return []
-
-
-def _is_list(index: Index, path: str) -> bool:
-    """Whether most of the first lines of a text name pictures that are here."""
-    try:
-        lines = [line for line in read_text(index.path(path), _LIMIT).text.splitlines() if line.strip()][:20]
-    except TextError:
-        return False
-    return bool(lines) and sum(bool(index.same_stem(line)) for line in lines) * 2 > len(lines)
-
-
-def _from_list(index: Index, path: str, layout: Layout, findings: list[Finding]) -> list[str]:
-    layout.texts.add(path)
-    try:
-        text = read_text(index.path(path), _LIMIT)
-    except TextError as error:
-        findings.append(Finding("unreadable_label", "drop_file", str(error), path))
-        return []
-    images = []
-    for position, line in enumerate(text.text.splitlines(), start=1):
-        if line.strip():
-            found = index.find(line, path)
-            images += found[:1]
-            if not found:
-                findings.append(
-                    Finding(
-                        "missing_image",
-                        "note",
-                        "the list names a picture that is not there",
-                        path,
-                        position,
-                        value=line.strip()[:100],
-                    )
-                )
-    return images
-
-
-def _assign(members: dict[str, list[str]], file: str | None, findings: list[Finding]) -> dict[str, str]:
-    """Picture -> split. Where all splits are the same pictures, the set is taken as undivided; a single shared picture
-    is a leak and stays where it was named first."""
-    sets = {split: set(images) for split, images in members.items() if images}
-    if len(sets) > 1 and all(images == next(iter(sets.values())) for images in sets.values()):
-        findings.append(
-            Finding(
-                "duplicate_image",
-                "note",
-                f"{' and '.join(sets)} name the same pictures: taken as one undivided set",
-                file,
-            )
-        )
-        return {}
-    splits: dict[str, str] = {}
-    for split, images in members.items():
-        for image in images:
-            earlier = splits.setdefault(image, split)
-            if earlier != split:
-                findings.append(
-                    Finding(
-                        "duplicate_image",
-                        "note",
-                        f"LEAK: named in {earlier} and in {split}; it stays in {earlier}",
-                        image,
-                    )
-                )
-    return splits

@@ -1,0 +1,230 @@
+"""Which pictures are in which split of a YOLO set, by the entries train, val and test of its data.yaml.
+
+An entry is a folder, a list file, or a list of those, written on any machine: it is compared with what is there from its
+end, so Roboflow's "../train/images" finds train/images, and none leads outside. Compared so far that a split's own word
+("train") never drops out, and what is left of a path never leads into a folder that is another split's: an entry that
+is not there is said to be absent, and then a folder called by the split's name serves, where there is one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from finite.data.index import Index, basename, escapes, fold, parts, split_folder, split_of_folders, split_of_word, stem
+from finite.data.sample import Finding
+from finite.data.text import TextError, read_text, whole
+
+_LIMIT = 64 << 20  # bytes of one list
+KEYS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+
+
+@dataclass
+class _Entry:
+    """One entry of a data.yaml, and the places that fit it best, `length` of its parts."""
+
+    key: str
+    text: str
+    wanted: tuple[str, ...] = ()
+    length: int = 0
+    places: list[PurePosixPath] = field(default_factory=list)
+
+    @property
+    def split(self) -> str:
+        return KEYS[self.key]
+
+    @property
+    def is_list(self) -> bool:
+        return self.text.lower().endswith(".txt")
+
+
+def names_splits(document: dict[str, Any]) -> bool:
+    """Whether a YAML document has an entry for a split."""
+    return bool(_entries(document))
+
+
+def read_splits(
+    index: Index, document: dict[str, Any] | None, file: str | None, texts: set[str], findings: list[Finding]
+) -> dict[str, str]:
+    """Picture -> split; empty where none is declared. `texts`: files known to be no label files; the lists that are read
+    are added. `file`: where the document stands."""
+    members = _declared(index, document or {}, file, texts, findings)
+    if not any(members.values()):
+        members = {}
+        for path in index.with_suffix(".txt"):
+            split = KEYS.get(stem(path).lower())
+            if split and path not in texts and _is_list(index, path):
+                members.setdefault(split, []).extend(_from_list(index, path, texts, findings))
+    return _assign(members, file, findings)
+
+
+def _entries(document: dict[str, Any]) -> list[_Entry]:
+    written = [(key, document.get(key)) for key in KEYS]
+    pairs = [(key, entry) for key, value in written for entry in (value if isinstance(value, list) else [value])]
+    return [_Entry(key, entry.strip()) for key, entry in pairs if isinstance(entry, str) and entry.strip()]
+
+
+def _declared(
+    index: Index, document: dict[str, Any], file: str | None, texts: set[str], findings: list[Finding]
+) -> dict[str, list[str]]:
+    """Split -> pictures, as far as the entries are there."""
+    entries = _entries(document)
+    lasts = {fold(basename(entry.text)) for entry in entries if entry.is_list}
+    above = {parent for path in index.images for parent in PurePosixPath(path).parents} if entries else set()
+    folders = _with_parts(index, above - {PurePosixPath()})
+    lists = _with_parts(index, {PurePosixPath(p) for p in index.with_suffix(".txt") if lasts and fold(basename(p)) in lasts})
+    home = PurePosixPath(file or "").parent
+    for entry in entries:
+        entry.wanted = tuple(map(fold, parts(entry.text)))
+        _find(entry, lists if entry.is_list else folders, home)
+    members: dict[str, list[str]] = {}
+    absent = []
+    for entry in entries:
+        if not entry.wanted:
+            members.setdefault(entry.split, []).extend(index.images)
+        elif len(entry.places) != 1 or _is_anothers(entry, entries):
+            absent.append(entry)
+        elif entry.is_list:
+            members.setdefault(entry.split, []).extend(_from_list(index, str(entry.places[0]), texts, findings))
+        else:
+            members.setdefault(entry.split, []).extend(_below(index, entry.places[0]))
+    _stand_in(index, absent, entries, members, file, findings)
+    return members
+
+
+def _with_parts(index: Index, places: Iterable[PurePosixPath]) -> dict[PurePosixPath, tuple[str, ...]]:
+    return {place: (fold(index.root.name), *map(fold, place.parts)) for place in places}
+
+
+def _below(index: Index, folder: PurePosixPath) -> list[str]:
+    return [path for path in index.images if path.startswith(f"{folder}/")]
+
+
+def _find(entry: _Entry, candidates: dict[PurePosixPath, tuple[str, ...]], home: PurePosixPath) -> None:
+    """Set the places that fit most of an entry's last parts; of equal ones those near the YAML, then the shallowest.
+    `candidates`: places with the parts that are compared, which begin with the name of the root."""
+    wanted = entry.wanted
+    words = [split_of_folders(f"{part}/x") for part in wanted[:-1]] + [split_of_word(wanted[-1])]
+    if escapes(entry.text) and not entry.text.startswith(".."):  # any folder of another disk may be called test
+        words = [word if word == entry.split and i >= len(words) - 2 else None for i, word in enumerate(words)]
+    least = next((len(wanted) - i for i in reversed(range(len(wanted))) if words[i]), 1)
+    for length in range(len(wanted), least - 1, -1):
+        fitting = []
+        for place, names in candidates.items():
+            if names[-length:] == wanted[-length:]:
+                around = split_of_folders(f"{PurePosixPath(*place.parts[:-length])}/x")
+                if entry.split in words[-length:] or around in (None, entry.split):
+                    fitting.append(place)
+        if fitting:
+            rank = {place: (home in place.parents, -len(place.parts)) for place in fitting}
+            best = max(rank.values())
+            entry.length, entry.places = length, sorted(place for place in fitting if rank[place] == best)
+            return
+
+
+def _is_anothers(entry: _Entry, entries: list[_Entry]) -> bool:
+    """Whether an entry that is only there in part leads to what another split names more fully, or into it."""
+    place = entry.places[0]
+    return entry.length < len(entry.wanted) and any(
+        other.split != entry.split
+        and other.length - len(other.wanted) > entry.length - len(entry.wanted)
+        and any(found in (place, *place.parents) for found in other.places)
+        for other in entries
+    )
+
+
+def _stand_in(
+    index: Index,
+    absent: list[_Entry],
+    entries: list[_Entry],
+    members: dict[str, list[str]],
+    file: str | None,
+    findings: list[Finding],
+) -> None:
+    """Say what is not there, and take the folder of the split's name for it: one that no entry has claimed. Where no
+    entry at all is there, the folders' names are the splits, as without a YAML."""
+    claimed = {image for images in members.values() for image in images}
+    named = {image: split for image in index.images if (split := split_of_folders(image))} if absent else {}
+    declared = {entry.split for entry in entries}
+    for entry in absent:
+        text = f"names {entry.key}: {whole(entry.text[:100])}, which is not there"
+        images = [image for image, split in named.items() if split == entry.split]
+        places = sorted({split_folder(image)[0] for image in images})
+        if len(entry.places) > 1:
+            text += f" as it stands: {' and '.join(map(str, entry.places[:3]))} could be meant"
+        elif claimed and len(places) > 1:
+            text += f": {' and '.join(places[:3])} could be meant"
+        elif places and not claimed.intersection(images):
+            text += f"; those in {' and '.join(places[:3])} are taken"
+            if claimed:
+                members.setdefault(entry.split, []).extend(images)
+        findings.append(Finding("missing_split", "note", text, file, value=whole(entry.text[:100])))
+    if absent and claimed and "train" not in members:  # these are not to be taken for the missing training pictures
+        for image, split in named.items():
+            if split not in declared and image not in claimed:
+                members.setdefault(split, []).append(image)
+
+
+def _is_list(index: Index, path: str) -> bool:
+    """Whether most of the first lines of a text name pictures that are here."""
+    try:
+        lines = [line for line in read_text(index.path(path), _LIMIT).text.splitlines() if line.strip()][:20]
+    except TextError:
+        return False
+    return bool(lines) and sum(bool(index.same_stem(line)) for line in lines) * 2 > len(lines)
+
+
+def _from_list(index: Index, path: str, texts: set[str], findings: list[Finding]) -> list[str]:
+    texts.add(path)
+    try:
+        text = read_text(index.path(path), _LIMIT)
+    except TextError as error:
+        findings.append(Finding("unreadable_label", "drop_file", str(error), path))
+        return []
+    images = []
+    for position, line in enumerate(text.text.splitlines(), start=1):
+        if line.strip():
+            found = index.find(line, path)
+            images += found[:1]
+            if not found:
+                findings.append(
+                    Finding(
+                        "missing_image",
+                        "note",
+                        "the list names a picture that is not there",
+                        path,
+                        position,
+                        value=line.strip()[:100],
+                    )
+                )
+    return images
+
+
+def _assign(members: dict[str, list[str]], file: str | None, findings: list[Finding]) -> dict[str, str]:
+    """Picture -> split. Where all splits are the same pictures, the set is taken as undivided; a single shared picture
+    is a leak and stays where it was named first."""
+    sets = {split: set(images) for split, images in members.items() if images}
+    if len(sets) > 1 and all(images == next(iter(sets.values())) for images in sets.values()):
+        findings.append(
+            Finding(
+                "duplicate_image",
+                "note",
+                f"{' and '.join(sets)} name the same pictures: taken as one undivided set",
+                file,
+            )
+        )
+        return {}
+    splits: dict[str, str] = {}
+    for split, images in members.items():
+        for image in images:
+            earlier = splits.setdefault(image, split)
+            if earlier != split:
+                findings.append(
+                    Finding(
+                        "duplicate_image",
+                        "note",
+                        f"LEAK: named in {earlier} and in {split}; it stays in {earlier}",
+                        image,
+                    )
+                )
+    return splits
