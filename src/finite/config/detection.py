@@ -109,11 +109,11 @@ class Stage(common.Stage):
 
 
 STAGES = (
-    Stage(name="classification", epochs=4, learning_rate=3e-3, warmup_epochs=0.5, freeze=("box_head.*",),
+    Stage(name="classification", epochs=2, learning_rate=3e-3, warmup_epochs=0.5, freeze=("box_head.*",),
           weights={"class": 1.0, "box": 0.0}),
-    Stage(name="regression", epochs=2, learning_rate=3e-3, warmup_epochs=0.2, freeze=("backbone.*", "classifier.*"),
+    Stage(name="regression", epochs=1, learning_rate=3e-3, warmup_epochs=0.2, freeze=("backbone.*", "classifier.*"),
           weights={"class": 0.0, "box": 0.5}),
-    Stage(name="joint", epochs=5, learning_rate=2e-3, warmup_epochs=0.3, weights={"class": 1.0, "box": 3.0}),
+    Stage(name="joint", epochs=7, learning_rate=3e-3, warmup_epochs=0.3, weights={"class": 1.0, "box": 3.0}),
 )
 
 
