@@ -140,10 +140,25 @@ def test_paths_may_hold_any_letters(name, tmp_path):
     assert load(path).data.root == Path(name)
 
 
+@pytest.mark.parametrize("task, override, words", [
+    ("waveform", "loss.resolutions=[{fft: 64, hop: 1000000, window: 32}]", "hop (1000000) must not be longer than window (32)"),
+    ("waveform", "loss.resolutions=[{fft: 64, hop: 1, window: 1}]", "window"),
+    ("waveform", "loss.resolutions=[]", "at least one resolution is needed"),
+    ("waveform", "data.threads=9007199254740992", "data.threads"),
+    ("detection", "data.threads=9007199254740992", "data.threads"),
+    ("detection", "training.average=0.9999999999999999", "is 1 in float32"),
+])
+def test_numbers_that_only_the_run_would_have_met_are_refused_where_they_are_read(task, override, words):
+    with pytest.raises(UserError) as caught:
+        load(None, [f"task={task}", override])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
 # ---- dump ------------------------------------------------------------------------------------------------------------
 
 positive = st.floats(1e-30, 1e30)
 share = st.just(0.0) | st.floats(1e-30, 0.999)
+beta = st.floats(1e-30, 0.999)
 text = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1)
 paths = text.map(Path).filter(lambda path: not str(path).startswith("~"))
 class_names = text.filter(lambda name: not name[0].isspace()).map("class:{}".format)
@@ -168,7 +183,7 @@ configs = st.builds(
         object=st.sampled_from(["largest", "only"]) | class_names,
         background=st.booleans(),
     ),
-    optimizer=st.builds(Optimizer, betas=st.tuples(share, share), eps=positive),
+    optimizer=st.builds(Optimizer, betas=st.tuples(beta, beta), eps=positive),
     stages=st.lists(stage, min_size=1, max_size=3, unique_by=lambda one: one.name).map(tuple),
     checkpoint=st.builds(Checkpoint, keep=st.integers(0, 10**6)),
 )

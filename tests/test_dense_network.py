@@ -23,7 +23,7 @@ def test_resnet18_takes_weights_from_a_file_and_learns(tmp_path):
     (tmp_path / "kept").mkdir()
     source = task.data(tmp_path / "kept").train
     network = task.network()
-    assert "fc.bias, fc.weight" in task.start_weights(network)[0]
+    assert "fc.bias, fc.weight" in task.start_weights(network)["backbone"]
 
     # The coarsest map is that of an independent computation.
     network.set_train(False)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from finite.config import Optimizer
-from finite.training.optimizers import RatedOptimizer
+from finite.config import Optimizer, load
+from finite.errors import UserError
+from finite.training.optimizers import RatedOptimizer, reach
 
 SHAPES = {"kernel": (2, 3, 1, 1), "weight": (3, 4), "bias": (4,), "scale": ()}
 #: A rate of its own for each step: a rate that was compiled in, or taken a step late, gives other numbers.
@@ -139,6 +140,35 @@ def test_state_holds_every_moment_once_and_no_weight(trained):
         assert len(of_it) == moments and all(t.shape == shape and t.any() for t in of_it), name
     if moments == 2:
         assert state["beta1_power"] == pytest.approx(0.8 ** len(RATES)) and state["beta2_power"] == pytest.approx(0.95 ** len(RATES))
+
+
+EDGES = [0.0, 2.0**-126, 0.5, 1 - 2.0**-24, 1 - 2.0**-25, float(np.nextafter(1, 0)), 1.0, 2.0**127]
+KEYS = [f"optimizer.{key}" for key in ("momentum", "eps", "weight_decay")]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("key", [*KEYS, "first beta", "second beta"])
+def test_what_the_settings_accept_mindspore_accepts_too(name, key):
+    """Each number at the ends of its range, and beyond them: refused where it is read, or fit for an optimizer."""
+    accepted = 0
+    for value in EDGES:
+        pair = f"optimizer.betas=[{value!r}, 0.999]" if key == "first beta" else f"optimizer.betas=[0.9, {value!r}]"
+        try:
+            config = load(None, [f"optimizer.name={name}", f"{key}={value!r}" if key in KEYS else pair]).optimizer
+        except UserError as error:
+            assert key.removeprefix("optimizer.") in str(error) or "betas" in str(error)
+            continue
+        accepted += 1
+        made = RatedOptimizer(config, parameters(draw(0)))
+        assert np.float32(config.momentum) < 1 and max(map(np.float32, config.betas)) < 1
+        assert np.isfinite(reach(config, 1.0)) and len(made.state()) > 0
+    assert accepted >= 3
+
+
+@pytest.mark.parametrize("betas", ["[0.0, 0.999]", "[0.9, 0.0]", "[1.0, 0.999]", "[0.9, 0.9999999999999999]"])
+def test_betas_that_no_step_could_use_are_refused_where_they_are_read(betas):
+    with pytest.raises(UserError, match="optimizer.betas"):
+        load(None, [f"optimizer.betas={betas}"])
 
 
 def test_rate_of_zero_moves_no_weight_but_the_moments():

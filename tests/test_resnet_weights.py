@@ -1,6 +1,12 @@
 """ResNet weights of torchvision and timm: the features are those of an independent computation, names map both ways, and
 a file that does not fit is refused with what is wrong and changes nothing."""
 
+import json
+import pickle
+import struct
+import zipfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -99,8 +105,9 @@ def resnet18(tmp_path_factory):
 def test_features_are_those_of_an_independent_computation(name, tmp_path):
     state = torch_state(name, seed=3)
     made = network(name)
-    lines = load_weights(made.backbone, save(tmp_path / "weights.safetensors", state))
-    assert "fc.bias, fc.weight" in lines[0] and "\n" not in lines[0]
+    line = load_weights(made.backbone, save(tmp_path / "weights.safetensors", state))
+    counters = sum(n.endswith("tracked") for n in state)
+    assert f"ignored its classifier (fc.bias, fc.weight) and {counters} batch counters;" in line and "\n" not in line
     made.set_statistics(INPUT_MEAN, INPUT_STD, np.zeros(4), np.ones(4))
     image = np.random.default_rng(1).integers(0, 256, (1, 3, 64, 64)).astype(np.float32)
     features = made(Tensor(image))[2].asnumpy()
@@ -141,8 +148,11 @@ def refused(path, made):
 
 
 def test_weights_of_another_network_are_refused_with_a_short_list(resnet18, tmp_path):
-    message = refused(resnet18, network("resnet34"))
-    assert "layer1.2.conv1.weight is missing" in message and " and 76 more" in message
+    state = torch_state()
+    for name in [n for n in state if n.startswith("layer4.1.")]:
+        state[name.replace("layer4.1.", "layer4.0.twin.")] = state[name]
+    message = refused(save(tmp_path / "twins.safetensors", state), network())
+    assert "layer4.0.twin.bn1.bias is unknown; layer4.0.twin.bn1.running_mean is unknown; " in message and " and 6 more" in message
     state = torch_state()
     state["layer4.0.conv1.weight"] = state["layer4.0.conv1.weight"][:100]
     del state["bn1.running_var"]
@@ -175,6 +185,103 @@ def test_half_precision_files_are_taken(tmp_path):
     assert found.dtype == np.float32 and np.array_equal(found, state["layer2.0.downsample.0.weight"].astype(np.float32))
 
 
+def renamed(state, beginning):
+    return {beginning + n: v for n, v in state.items()}
+
+
+@pytest.mark.parametrize("beginning", ["module.", "backbone.", "model.", "state_dict.", "module.encoder.0."])
+def test_names_that_all_begin_alike_are_taken_without_the_beginning_which_is_said(beginning, tmp_path):
+    state, made = torch_state(), network()
+    line = load_weights(made.backbone, save(tmp_path / "begun.safetensors", renamed(state, beginning)))
+    assert f"their names begin with '{beginning}'" in line and "fc.bias, fc.weight" in line and "other parts" not in line
+    assert np.array_equal(weights_of(made)["backbone.layer4.1.bn2.gamma"], state["layer4.1.bn2.weight"])
+
+
+def test_backbone_of_a_larger_model_is_found_and_the_rest_is_said_to_be_ignored(tmp_path):
+    state, made = torch_state(), network()
+    rest = {"head.conv1.weight": np.zeros((4, 4, 3, 3), np.float32), "head.conv1.bias": np.zeros(4, np.float32)}
+    line = load_weights(made.backbone, save(tmp_path / "larger.safetensors", renamed(state, "model.backbone.") | rest))
+    assert "ignored its classifier" in line and "and 2 tensors of other parts;" in line
+    assert np.array_equal(weights_of(made)["backbone.conv1.weight"], state["conv1.weight"])
+
+
+def test_file_with_two_backbones_is_refused_rather_than_one_of_them_guessed(tmp_path):
+    both = renamed(torch_state(), "online.") | renamed(torch_state(seed=1), "target.")
+    message = refused(save(tmp_path / "two.safetensors", both), network())
+    assert "holds 2 such backbones (online., target.)" in message
+
+
+def test_trouble_under_a_common_beginning_is_named_without_it(tmp_path):
+    state = torch_state()
+    del state["bn1.running_var"]
+    message = refused(save(tmp_path / "odd.safetensors", renamed(state, "module.")), network())
+    assert "fit the backbone: bn1.running_var is missing;" in message
+
+
+def of_bottlenecks(counts):
+    """Names and shapes as of a network of bottleneck blocks, in small."""
+    state = {"conv1.weight": np.zeros((64, 3, 7, 7), np.float32)}
+    for layer, count in enumerate(counts, 1):
+        state |= {f"layer{layer}.{block}.conv{i}.weight": np.zeros((8, 8, 1, 1), np.float32) for block in range(count) for i in (1, 2, 3)}
+    return state
+
+
+@pytest.mark.parametrize("given, wanted, words", [
+    (lambda: torch_state("resnet34"), "resnet18", "laid out as resnet34 (basic blocks 3, 4, 6, 3), but model.backbone is resnet18 (basic"),
+    (lambda: torch_state("resnet18"), "resnet34", "laid out as resnet18 (basic blocks 2, 2, 2, 2), but model.backbone is resnet34 (basic"),
+    (lambda: of_bottlenecks((3, 4, 6, 3)), "resnet34", "laid out as resnet50 (bottleneck blocks 3, 4, 6, 3)"),
+    (lambda: of_bottlenecks((3, 4, 6, 3)), "resnet18", "laid out as resnet50 (bottleneck blocks 3, 4, 6, 3)"),
+    (lambda: of_bottlenecks((3, 8, 36, 3)), "resnet18", "laid out as resnet152"),
+    (lambda: of_bottlenecks((1, 1, 1, 1)), "resnet18", "laid out as another ResNet (bottleneck blocks 1, 1, 1, 1)"),
+    (lambda: {"embedding": np.zeros(3, np.float32)}, "resnet18", "laid out as something else than a ResNet"),
+])
+def test_file_of_another_network_is_recognised_and_named(given, wanted, words, tmp_path):
+    for beginning in ("", "module."):
+        message = refused(save(tmp_path / "other.safetensors", renamed(given(), beginning)), network(wanted))
+        assert words in message and "missing" not in message
+
+
+def test_pytorch_files_are_recognised_and_the_way_out_is_given(tmp_path):
+    made = network()
+    (tmp_path / "renamed.safetensors").write_bytes(pickle.dumps({"conv1.weight": [0.0]}))
+    with zipfile.ZipFile(tmp_path / "resnet18.bin", "w") as archive:
+        archive.writestr("resnet18/data.pkl", b"")
+    (tmp_path / "resnet18.pth").write_bytes(b"cut")
+    for name in ("renamed.safetensors", "resnet18.bin", "resnet18.pth"):
+        message = refused(tmp_path / name, made)
+        assert f'safetensors.torch.save_file(model.state_dict(), "{Path(name).stem}.safetensors")' in message and "PyTorch file" in message
+
+
+def saved_as(path, state, kind, encode):
+    """A safetensors file with all float tensors as `encode` gives their bytes, of a type that NumPy lacks."""
+    header, data = {}, b""
+    for name, value in state.items():
+        piece = value.tobytes() if name.endswith("tracked") else encode(value)
+        header[name] = {"dtype": "I64" if name.endswith("tracked") else kind, "shape": value.shape,
+                        "data_offsets": [len(data), len(data) + len(piece)]}
+        data += piece
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def test_bfloat16_is_read_to_the_bit(tmp_path):
+    state, made = torch_state(), network()
+    load_weights(made.backbone, saved_as(tmp_path / "b.safetensors", state, "BF16", lambda v: (v.view(np.uint32) >> 16).astype("<u2").tobytes()))
+    found = weights_of(made)["backbone.layer3.0.downsample.1.moving_variance"]
+    assert np.array_equal(found, (state["layer3.0.downsample.1.running_var"].view(np.uint32) & 0xFFFF0000).view(np.float32))
+    nan = {**state, "bn1.bias": np.full(64, np.nan, np.float32)}
+    message = refused(saved_as(tmp_path / "n.safetensors", nan, "BF16", lambda v: (v.view(np.uint32) >> 16).astype("<u2").tobytes()), made)
+    assert "bn1.bias is not finite" in message
+
+
+@pytest.mark.parametrize("kind, dtype", [("I8", np.int8), ("F8_E4M3", np.int8)])
+def test_numbers_that_are_not_plain_weights_are_refused(kind, dtype, tmp_path):
+    """Quantised weights without their scales are no weights."""
+    message = refused(saved_as(tmp_path / "q.safetensors", torch_state(), kind, lambda v: v.astype(dtype).tobytes()), network())
+    assert f"is of type {kind}; save the weights as float32" in message
+
+
 def test_weights_for_the_small_network_are_a_mistake_in_the_settings():
     with pytest.raises(UserError, match="resnet18"):
         load(None, ["model.weights=resnet18.safetensors"])
@@ -187,7 +294,7 @@ def test_task_starts_from_the_file_and_scales_inputs_as_its_weights_want(resnet1
     (tmp_path / "run").mkdir()
     task.data(tmp_path / "run")
     made = task.network()
-    assert len(task.start_weights(made)) == 1
+    assert list(task.start_weights(made)) == ["backbone"]
     found = weights_of(made)
     np.testing.assert_allclose(found["input_mean"], [123.675, 116.28, 103.53], rtol=1e-5)
     np.testing.assert_allclose(found["input_std"], [58.395, 57.12, 57.375], rtol=1e-5)
@@ -195,4 +302,4 @@ def test_task_starts_from_the_file_and_scales_inputs_as_its_weights_want(resnet1
     plain = DetectionTask(load(None, [f"data.root={root}", "model.image_size=32"]))
     plain.data(tmp_path / "run")
     other = plain.network()
-    assert plain.start_weights(other) == [] and not np.allclose(weights_of(other)["input_mean"], found["input_mean"])
+    assert plain.start_weights(other) == {} and not np.allclose(weights_of(other)["input_mean"], found["input_mean"])

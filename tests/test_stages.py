@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from mindspore import nn
-from toy import FIELDS, GROUPS, ToyNetwork, step_state, toy_arrays, toy_batch, toy_step
+from toy import FIELDS, GROUPS, TERMS, ToyNetwork, step_state, toy_arrays, toy_batch, toy_step
 
 from finite.guard.report import Limits
 from finite.config import Stage
 from finite.errors import UserError
-from finite.training.stages import constants_of, freeze, learning_rate
+from finite.training.balance import LossBalance
+from finite.training.stages import check, constants_of, freeze, learning_rate
 
 INF = float("inf")
 
@@ -126,6 +127,41 @@ def test_stage_with_nothing_left_to_train_is_refused():
         frozen("*")
     with pytest.raises(UserError, match="nothing to train"):
         frozen("backbone.*", "classifier.*", "box_head.*")
+
+
+HEADS = {"class": "classifier", "box": "box_head"}
+GOOD = {"name": "first", "epochs": 1, "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize("second, words", [
+    ({"freeze": ("backbon.*",)}, "freeze pattern 'backbon.*' fits no parameter; the network's parts are backbone.*"),
+    ({"freeze": ("classifier.*", "*.moving_mean")}, "freeze pattern '*.moving_mean' fits no parameter"),
+    ({"freeze": ("*",)}, "leaves nothing to train"),
+    ({"freeze": ("backbone.*", "classifier.*", "box_head.*")}, "leaves nothing to train"),  # learned loss weights are left
+    ({"freeze": ("backbone.*", "classifier.*"), "weights": {"class": 1.0}},
+     "leaves nothing to train; box_head learns from the term box alone, whose weight is 0"),
+    ({"freeze": ("backbone.*", "box_head.*"), "weights": {"box": 1.0}},
+     "leaves nothing to train; classifier learns from the term class alone, whose weight is 0"),
+])
+@pytest.mark.parametrize("balance", [False, True])
+def test_stage_that_could_not_train_is_found_before_the_first_begins_and_named(second, words, balance):
+    network = ToyNetwork()
+    if balance:
+        network.balance = LossBalance(TERMS)
+    before, trained = norms(network), [p.name for p in network.trainable_params()]
+    stages = [Stage(**GOOD, freeze=("box_head.*",)), Stage(**GOOD | {"name": "second"} | second), Stage(**GOOD | {"name": "third"})]
+    with pytest.raises(UserError) as caught:
+        check(network, stages, GROUPS, HEADS, constants_of(network))
+    message = str(caught.value)
+    assert message.startswith("stage second: ") and words in message and "\n" not in message
+    assert norms(network) == before and [p.name for p in network.trainable_params()] == trained
+    check(network, stages[::2], GROUPS, HEADS, constants_of(network))  # the others are fine
+
+
+def test_stage_that_trains_one_part_for_its_own_term_is_fine():
+    network = ToyNetwork()
+    for freeze_too, term in (("classifier.*", "box"), ("box_head.*", "class")):
+        check(network, [Stage(**GOOD, freeze=("backbone.*", freeze_too), weights={term: 1.0})], GROUPS, HEADS, constants_of(network))
 
 
 def rates(steps_per_epoch=10, **stage):

@@ -359,6 +359,36 @@ def test_stage_without_a_better_score_ends_early_and_the_next_one_follows(place,
     assert numbers(lines) == [*range(1, 25)]
 
 
+@pytest.mark.parametrize("stage", ["classification", "regression"])
+@pytest.mark.parametrize("change, words", [
+    ("freeze=['backbon.*']", "freeze pattern 'backbon.*' fits no parameter"),
+    ("freeze=['backbone.*', 'classifier.*', 'box_head.*']", "leaves nothing to train"),
+])
+def test_stage_that_could_not_train_is_refused_before_the_first_step(stage, change, words, place, tmp_path, capfd):
+    line = one_error(train(capfd, "--config", place / "config.yaml", "--run", "off", "--set", f"runs={tmp_path}",
+                           "--set", f"stages.{stage}.{change}"))
+    assert line.startswith(f"error: stage {stage}: ") and words in line
+    assert not list(RunFolder(tmp_path / "off").checkpoints.glob("*")) and not RunFolder(tmp_path / "off").history.exists()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no weights", b"PK\x03\x04"])
+def test_weights_that_can_not_be_used_are_refused_before_there_is_a_run_folder(content, place, tmp_path, capfd):
+    path = tmp_path / "resnet18.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    line = one_error(train(capfd, "--config", place / "config.yaml", "--set", f"runs={tmp_path / 'runs'}",
+                           "--set", "model.backbone=resnet18", "--set", f"model.weights={path}"))
+    assert str(path) in line and not (tmp_path / "runs").exists()
+
+
+def test_run_without_a_whole_checkpoint_to_start_from_is_refused_before_there_is_a_run_folder(alone, place, tmp_path, capfd):
+    copy = copy_of(alone, tmp_path)
+    for path in copy.checkpoints.iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    line = one_error(train(capfd, "--config", place / "config.yaml", "--set", f"runs={tmp_path / 'runs'}", "--init", copy.path))
+    assert "best.safetensors" in line and not (tmp_path / "runs").exists()
+
+
 def test_overfit_on_more_samples_than_there_are_is_refused(place, capfd):
     done = train(capfd, "--config", place / "config.yaml", "--run", "much", "--overfit", 23)
     assert "--overfit 23: choose from 2 to 22" in one_error(done)

@@ -22,6 +22,12 @@ def _single(value: float) -> float:
     return value
 
 
+def _below_one(value: float) -> float:
+    if value > 1 - 2.0**-24:
+        raise ValueError("is 1 in float32, in which the network is trained; it must be below 1")
+    return value
+
+
 def _path(value: Any) -> Path:
     if isinstance(value, Path):
         return value
@@ -80,7 +86,9 @@ Count = Annotated[Whole, Field(ge=1)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Share = Annotated[Number, Field(ge=0, le=1)]
-BelowOne = Annotated[Number, Field(ge=0, lt=1)]
+BelowOne = Annotated[Number, Field(ge=0, lt=1), AfterValidator(_below_one)]
+Beta = Annotated[BelowOne, Field(gt=0)]  # MindSpore's Adam takes no 0
+Threads = Annotated[Whole, Field(ge=1, le=256)]
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
@@ -103,7 +111,7 @@ class Loss(Group):
 class Optimizer(Group):
     name: Literal["adam", "adamw", "sgd"] = "adam"
     momentum: BelowOne = 0.9
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: Positive = 1e-8
     weight_decay: NotNegative = 0.0
 

@@ -10,7 +10,6 @@ from finite.config import common
 from finite.config.common import (
     BelowOne,
     Checkpoint,
-    Count,
     File,
     Group,
     Guard,
@@ -22,6 +21,7 @@ from finite.config.common import (
     Summary,
     Switch,
     Text,
+    Threads,
     Training,
     Whole,
     shares_of_one,
@@ -53,7 +53,7 @@ class Data(Group):
     voc_base: Annotated[Whole, Field(ge=0, le=1)] = 1
     split: Annotated[tuple[Share, Share, Share], AfterValidator(shares_of_one)] = (0.8, 0.1, 0.1)
     cache_mb: Annotated[Whole, Field(ge=0)] = 2048
-    threads: Count = 1
+    threads: Threads = 1
 
 
 class Model(Group):

@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field, model_validator
 
 from finite.config import common
 from finite.config.common import (
-    Count,
     File,
     Group,
     NotNegative,
@@ -16,6 +15,7 @@ from finite.config.common import (
     Share,
     Switch,
     Text,
+    Threads,
     Training,
     Whole,
     shares_of_one,
@@ -47,7 +47,7 @@ class Data(Group):
     snr: Annotated[tuple[Decibels, Decibels], AfterValidator(span)] = (-5.0, 10.0)
     test_snr: Decibels = 0.0
     cache_mb: Annotated[Whole, Field(ge=0)] = 1024
-    threads: Count = 1
+    threads: Threads = 1
 
     @model_validator(mode="after")
     def _some_noise(self) -> "Data":
@@ -81,18 +81,26 @@ class Augment(Group):
 
 class Resolution(Group):
     fft: Annotated[Whole, Field(ge=4, le=65536)]
-    hop: Count
-    window: Count
+    hop: Annotated[Whole, Field(ge=1)]
+    window: Annotated[Whole, Field(ge=2)]  # one sample under a Hann window is 0
 
     @model_validator(mode="after")
     def _window_fits(self) -> "Resolution":
         if self.window > self.fft:
             raise ValueError(f"window ({self.window}) must not be longer than fft ({self.fft})")
+        if self.hop > self.window:
+            raise ValueError(f"hop ({self.hop}) must not be longer than window ({self.window}): samples between would not count")
         return self
 
 
+def _some_resolutions(value: tuple[Resolution, ...]) -> tuple[Resolution, ...]:
+    if not value:
+        raise ValueError("at least one resolution is needed")
+    return value
+
+
 class Loss(common.Loss):
-    resolutions: Annotated[tuple[Resolution, ...], Field(min_length=1)] = (
+    resolutions: Annotated[tuple[Resolution, ...], AfterValidator(_some_resolutions)] = (
         Resolution(fft=512, hop=50, window=240),
         Resolution(fft=1024, hop=120, window=600),
         Resolution(fft=2048, hop=240, window=1200),

@@ -171,12 +171,20 @@ class Told:
 class Task(Protocol):
     """What the engine asks of a task. `terms` names the rows of the tables; `points` the network's key points, in the
     order in which the terms cell returns them; `groups` maps part names (backbone, classifier, ...) to parameter name
-    patterns; `class_part` is the group whose weights mean nothing for another list of classes."""
+    patterns; `class_part` is the group whose weights mean nothing for another list of classes; `heads` maps a term to the part
+    that learns from it alone, if there is one; `scaling` maps patterns of scaling statistics' names to the part whose weights
+    were trained with them."""
 
     terms: tuple[str, ...]
     points: tuple[str, ...]
     groups: Mapping[str, str]
     class_part: str
+    heads: Mapping[str, str]
+    scaling: Mapping[str, str]
+
+    def check_files(self) -> None:
+        """Make sure, before anything is made, that `start_weights` can use the files it is to read. Raises UserError."""
+        ...
 
     def data(self, folder: Path) -> Sources:
         """Read the data; write the chosen split and class map into `folder`, or make sure that those in there still
@@ -193,9 +201,9 @@ class Task(Protocol):
         """A new network (mindspore.nn.Cell), scaling statistics included, ready for `terms_cell`."""
         ...
 
-    def start_weights(self, network: Any) -> list[str]:
-        """Put weights from files that the configuration names into a new network, before it is compiled. Returns lines
-        that say what was taken. Raises UserError; then nothing was changed."""
+    def start_weights(self, network: Any) -> dict[str, str]:
+        """Put weights from files that the configuration names into a new network, before it is compiled. Returns the parts that
+        were filled, each with a line that says what was taken. Raises UserError; then nothing was changed."""
         ...
 
     def terms_cell(self, network: Any, used: Collection[str] | None = None) -> Any:

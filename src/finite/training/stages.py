@@ -5,7 +5,7 @@ do. So a cell whose parameters are all frozen is taken out of training mode too,
 (`set_train` on a parent undoes it on the child).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 import math
 
@@ -13,7 +13,35 @@ from mindspore import Parameter, nn
 
 from finite.config import Stage
 from finite.errors import UserError
+from finite.training.checkpoint import BALANCE
 
+
+def check(network: nn.Cell, stages: Iterable[Stage], groups: Mapping[str, str], heads: Mapping[str, str], constants: frozenset[str]) -> None:
+    """Make sure that every stage can train this network, before the first one begins; `heads` as in `tasks.base.Task`.
+
+    Raises UserError naming the stage when a pattern fits nothing, or nothing is left to train: all is frozen, or belongs to
+    a term of weight 0 (learned loss weights alone train nothing).
+    """
+    for stage in stages:
+        candidates, frozen = _chosen(network, stage.freeze, constants, f"stage {stage.name}")
+        idle = {term: part for term, part in heads.items() if not stage.weights.get(term)}
+        if not any(p.name not in frozen and not p.name.startswith(BALANCE + ".")
+                   and not any(fnmatchcase(p.name, groups[part]) for part in idle.values()) for p in candidates):
+            because = "".join(f"; {part} learns from the term {term} alone, whose weight is 0" for term, part in idle.items())
+            raise UserError(f"stage {stage.name}: freeze {list(stage.freeze)} leaves nothing to train{because}")
+
+
+def _chosen(network: nn.Cell, patterns: Sequence[str], constants: frozenset[str], where: str) -> tuple[list[Parameter], set[str]]:
+    """The parameters that a stage may train, and the names of those that it freezes. Raises UserError."""
+    candidates = [p for p in network.get_parameters() if p.name not in constants]
+    for pattern in patterns:
+        if not any(fnmatchcase(p.name, pattern) for p in candidates):
+            parts = ", ".join(sorted({p.name.partition(".")[0] + ".*" for p in candidates}))
+            raise UserError(f"{where}: freeze pattern '{pattern}' fits no parameter; the network's parts are {parts}")
+    frozen = {p.name for p in candidates if any(fnmatchcase(p.name, pattern) for pattern in patterns)}
+    if len(frozen) == len(candidates):
+        raise UserError(f"{where}: freeze {list(patterns)} leaves nothing to train")
+    return candidates, frozen
 
 
 def freeze(network: nn.Cell, patterns: Sequence[str], groups: Mapping[str, str], constants: frozenset[str]) -> list[Parameter]:
@@ -27,15 +55,8 @@ def freeze(network: nn.Cell, patterns: Sequence[str], groups: Mapping[str, str],
 
     Raises UserError when a pattern fits nothing, or nothing is left to train.
     """
-    candidates = [p for p in network.get_parameters() if p.name not in constants]
-    for pattern in patterns:
-        if not any(fnmatchcase(p.name, pattern) for p in candidates):
-            parts = ", ".join(sorted({p.name.partition(".")[0] + ".*" for p in candidates}))
-            raise UserError(f"stages: freeze pattern '{pattern}' fits no parameter; the network's parts are {parts}")
-    frozen = {p.name for p in candidates if any(fnmatchcase(p.name, pattern) for pattern in patterns)}
+    candidates, frozen = _chosen(network, patterns, constants, "stages")
     trained = [p for p in candidates if p.name not in frozen]
-    if not trained:
-        raise UserError(f"stages: freeze {list(patterns)} leaves nothing to train")
     for p in candidates:
         p.requires_grad = p.name not in frozen
     network.set_train(True)

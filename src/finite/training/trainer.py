@@ -36,7 +36,8 @@ from finite.training.parallel import ALONE, Workers, parameters_of
 from finite.training.recording import Recording
 from finite.training.scaling import LossScale
 from finite.training.scoring import Scored, Scorer
-from finite.training.stages import constants_of
+from finite.training.stages import check, constants_of
+from finite.training.start import start
 from finite.training.state import EpochSums, Position, assign, restore_network, use_device, with_precision
 
 #: Share of the time for rewriting the report after an epoch; where epochs are short, some go without. The end never does.
@@ -74,9 +75,10 @@ def train(config: Config, options: TrainOptions, console: Console,
     """
     if options.resume is None and options.stage != "all":
         config = config.model_copy(update={"stages": (_stage(config, options.stage),)})
-    saved = None
-    use_device(config)  # before anything is made: a missing device leaves no empty folder behind
+    saved = other = None
+    use_device(config)  # before anything is made: what is missing leaves no empty folder behind
     same_settings(config, workers)
+    task = TASKS[config.kind](config)
     if options.resume is not None:
         folder = options.resume
         saved, trouble = checkpoint.newest(folder)
@@ -91,6 +93,8 @@ def train(config: Config, options: TrainOptions, console: Console,
             console.line(f"{folder.path}: nothing to do, all {len(config.stages)} stages are trained, scored and exported")
             return folder, None
     else:
+        task.check_files()
+        other = checkpoint.scored(options.init) if options.init is not None else None
         folder = workers.from_first(lambda: RunFolder.create(config.runs, options.run))
     workers.from_first(lambda: folder.check_writable(needed_bytes(config.guard.incidents.megabytes)))
     if saved is None and workers.first:
@@ -100,7 +104,6 @@ def train(config: Config, options: TrainOptions, console: Console,
     console.line(f"run {folder.path}")
     tell_workers(config, workers, console)
     with Interrupt(console.warn) as stop:
-        task = TASKS[config.kind](config)
         overfit = saved.state["overfit"] if saved else options.overfit
         sources = workers.first_before_others(lambda: task.data(folder.data))
         if overfit is not None:
@@ -112,11 +115,8 @@ def train(config: Config, options: TrainOptions, console: Console,
         if saved is not None:
             session.resume(saved)
             session.give_back(options.give_back)
-        elif options.init is not None:
-            session.initialise(options.init)
         else:
-            for line in task.start_weights(session.run.network):
-                console.line(line)
+            session.initialise(other)
         session.same_weights()
         if options.debug_batches:
             session.run.look = FirstBatches(options.debug_batches, console.line)
@@ -170,9 +170,11 @@ class Session:
         self.versions = environment()["packages"]  # once: it opens many files, which a checkpoint must not depend on
         self.workers = workers
         network = make_network(config, task, workers)
+        constants = constants_of(network)
+        check(network, config.stages, task.groups, task.heads, constants)
         half = config.training.precision != "O0"
         computing = with_precision(network, config.training.precision)
-        self.run = Run(config, folder, task, sources.train, network, computing, constants_of(network), Guard(config.guard),
+        self.run = Run(config, folder, task, sources.train, network, computing, constants, Guard(config.guard),
                        LossScale(half, config.training.loss_scale), (History if workers.first else Unwritten)(folder.history),
                        Position(), EpochSums(), console.warn, workers=workers)
         self.keeper = checkpoint.Keeper(folder, config.checkpoint.keep)
@@ -224,33 +226,10 @@ class Session:
         if guard.quarantine or self.folder.quarantine.exists():  # a killed run's file may know more than its checkpoint
             list_quarantine(self.run)
 
-    def initialise(self, other: RunFolder) -> None:
-        """Start from another run's best weights, as far as they fit; says what was taken and what not."""
-        saved = checkpoint.scored(other)
-        same_classes = saved.state["task"].get("classes") == self.task.state().get("classes")
-        part = self.task.groups.get(self.task.class_part, "-")  # "-": no parameter's name begins so
-        tensors = saved.served()
-        taken, left = [], []
-        for p in self.run.network.get_parameters():
-            if p.name.startswith(checkpoint.BALANCE + "."):
-                continue  # learned loss weights belong to the training that learned them
-            tensor = tensors.get(p.name)
-            foreign = not same_classes and p.name.startswith(part.rstrip("*"))
-            fits = tensor is not None and tuple(tensor.shape) == tuple(p.shape) and not foreign
-            (taken if fits else left).append(p)
-        # Scaling statistics belong to the weights that were trained with them: all of those, or none.
-        scaling = [p for p in taken if p.name in self.run.constants and "moving_" not in p.name]
-        if any(not p.name.startswith(part.rstrip("*")) for p in left):
-            taken = [p for p in taken if all(p is not other for other in scaling)]
-            left += scaling
-        if not any(p.name not in self.run.constants for p in taken):
-            raise UserError(f"--init {other.path}: nothing of its network fits this one; check model.* in its config.yaml")
-        assign(taken, tensors)
-        names = [p.name for p in left]
-        self.console.line(f"from {saved.path}: {len(taken)} tensors taken"
-                          + (f", new: {', '.join(names[:6])}{' ...' if len(names) > 6 else ''}" if names else ""))
-        if not same_classes:
-            self.console.note(f"other classes there ({', '.join(saved.state['task']['classes'])}): {self.task.class_part} starts anew")
+    def initialise(self, other: checkpoint.Checkpoint | None) -> None:
+        """Start from the files that the configuration names, and from another run's weights; says what was taken."""
+        for line in start(self.run.network, self.task, self.run.constants, other):
+            self.console.line(line)
 
     # ---- training ----------------------------------------------------------------------------------------------------
 

@@ -30,12 +30,13 @@ from finite.errors import UserError
 from finite.run import write_json
 from finite.tasks.base import Predict, Source, Sources, Told
 from finite.tasks.detection import draw
+from finite.tasks.detection.backbones import make_backbone
 from finite.tasks.detection.exported import DetectionExport
 from finite.tasks.detection.figures import confusion_picture
 from finite.tasks.detection.metrics import DetectionMetrics, corners, iou, merit
 from finite.tasks.detection.network import Network, Predictor
 from finite.tasks.detection.predicted import DetectionAnswers
-from finite.tasks.detection.resnet_weights import INPUT_MEAN, INPUT_STD, load_weights
+from finite.tasks.detection.resnet_weights import INPUT_MEAN, INPUT_STD, fitting, load_weights
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.terms import POINTS, TERMS, DetectionTerms
 
@@ -52,6 +53,8 @@ class DetectionTask:
     points = POINTS
     class_part = "classifier"
     groups = {"backbone": "backbone.*", "classifier": "classifier.*", "box_head": "box_head.*"}
+    heads = {"class": "classifier", "box": "box_head"}
+    scaling = {"input_*": "backbone", "box_*": "box_head"}
 
     def __init__(self, config: Config, classes: Sequence[str] | None = None) -> None:
         self.config = config
@@ -71,6 +74,12 @@ class DetectionTask:
         return {"classes": self._known_classes(), "numbers_in_files": self.numbers}
 
     # ---- data --------------------------------------------------------------------------------------------------------
+
+    def check_files(self) -> None:
+        """See `finite.tasks.base.Task`."""
+        model = self.config.model
+        if model.weights is not None:
+            fitting(model.weights, make_backbone(model.backbone, model.width, model.stride))
 
     def data(self, folder: Path) -> Sources:
         """Read `data.root` (and `data.test`), choose one object per image, split, and take the training statistics.
@@ -276,10 +285,10 @@ class DetectionTask:
             network.set_statistics(**self.statistics)
         return network
 
-    def start_weights(self, network: Network) -> list[str]:
+    def start_weights(self, network: Network) -> dict[str, str]:
         """See `finite.tasks.base.Task`: the backbone from the file `model.weights`."""
         path = self.config.model.weights
-        return [] if path is None else load_weights(network.backbone, path)
+        return {} if path is None else {"backbone": load_weights(network.backbone, path)}
 
     def terms_cell(self, network: Network, used: Collection[str] | None = None) -> DetectionTerms:
         loss = self.config.loss

@@ -45,6 +45,8 @@ class WaveformTask:
     points = POINTS
     class_part = "none"  # no part depends on classes
     groups = {"analysis": "analysis.*", "mask": "mask.*", "synthesis": "synthesis.*"}
+    heads: Mapping[str, str] = {}  # every term is about the one output
+    scaling = {"power_*": "mask"}
 
     def __init__(self, config: WaveformConfig, kinds: Sequence[str] | None = None) -> None:
         self.config = config
@@ -68,6 +70,9 @@ class WaveformTask:
         return (*single, *([ALL] if len(single) > 1 else []))
 
     # ---- data --------------------------------------------------------------------------------------------------------
+
+    def check_files(self) -> None:
+        """See `finite.tasks.base.Task`: there are none."""
 
     def data(self, folder: Path) -> Sources:
         """Read `data.root` (and `data.test`, `data.noise_root`), split, and take the training statistics.
@@ -211,8 +216,8 @@ class WaveformTask:
             network.set_statistics(**self.statistics)
         return network
 
-    def start_weights(self, network: Network) -> list[str]:
-        return []
+    def start_weights(self, network: Network) -> dict[str, str]:
+        return {}
 
     def terms_cell(self, network: Any, used: Collection[str] | None = None) -> WaveformTerms:
         """See `finite.tasks.base.Task`: without a spectral term in use no spectrum is computed."""

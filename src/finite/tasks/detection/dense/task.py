@@ -59,6 +59,7 @@ class DenseTask(DetectionTask):
 
     terms, points = TERMS, POINTS
     groups = {"backbone": "backbone.*", "neck": "neck.*", "classifier": "classifier.*", "box_head": "box_head.*"}
+    scaling = {"input_*": "backbone", "distance_*": "box_head"}
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
