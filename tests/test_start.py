@@ -110,7 +110,7 @@ def test_file_fills_the_backbone_that_the_run_does_not_have_whole(there, here, f
     assert not any(np.array_equal(after[name], source[name]) for name in backbone(after) if name in source and source[name].ndim > 1)
     assert same(after, before, INPUT)  # of the file, which the task has set
     assert f"backbone from {file}: " in said and "backbone of RUN/best does not fit whole and is not taken" in said
-    assert "scaling (input_mean, input_std): as the file of backbone wants it" in said
+    assert "scaling (input_mean, input_std): as the file that filled backbone wants it" in said
 
 
 @pytest.mark.parametrize("here", [RESNET, [*RESNET, "model.image_size=64"], [*DENSE, "model.backbone=resnet18"]])

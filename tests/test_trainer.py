@@ -373,9 +373,8 @@ def test_stage_that_could_not_train_is_refused_before_the_first_step(stage, chan
 
 @pytest.mark.parametrize("content", [None, b"", b"no weights", b"PK\x03\x04"])
 def test_weights_that_can_not_be_used_are_refused_before_there_is_a_run_folder(content, place, tmp_path, capfd):
-    path = tmp_path / "resnet18.safetensors"
-    if content is not None:
-        path.write_bytes(content)
+    path = tmp_path / ("none" if content is None else "resnet18.safetensors")
+    (tmp_path / "resnet18.safetensors").write_bytes(content or b"")
     line = one_error(train(capfd, "--config", place / "config.yaml", "--set", f"runs={tmp_path / 'runs'}",
                            "--set", "model.backbone=resnet18", "--set", f"model.weights={path}"))
     assert str(path) in line and not (tmp_path / "runs").exists()

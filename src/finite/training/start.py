@@ -57,7 +57,7 @@ def from_run(network: nn.Cell, task: Task, constants: frozenset[str], other: Che
                      f"{part}: that of {other.path}, in the place of the file that the configuration names")
     for part, names in scaling.items():
         whence = f"from there, as {part} is" if part in whole else \
-            f"as the file of {part} wants it" if part in kept else f"of these data, as {part} is not taken whole"
+            f"as the file that filled {part} wants it" if part in kept else f"of these data, as {part} is not taken whole"
         lines.append(f"scaling ({', '.join(names)}): {whence}")
     if not same_classes:
         lines.append(f"other classes there ({', '.join(other.state['task']['classes'])}): {task.class_part} starts anew")
