@@ -143,9 +143,6 @@ def one_error(done):
     return line
 
 
-# ---- a run left alone ------------------------------------------------------------------------------------------------
-
-
 def test_run_makes_every_step_once_and_leaves_what_it_promised(alone):
     lines = history(alone)
     assert numbers(lines) == STEPS
@@ -268,9 +265,6 @@ def test_kill_between_the_names_best_and_last_is_mended_by_going_on(tmp_path, mo
     assert best["step"] >= newest["best"]["step"]
 
 
-# ---- nothing to resume, or nothing to resume with --------------------------------------------------------------------
-
-
 def test_resuming_a_finished_run_does_nothing_and_touches_no_file(alone, capfd):
     before = files(alone)
     done = train(capfd, "--resume", alone.path)
@@ -314,9 +308,6 @@ def test_run_that_no_longer_fits_its_checkpoint_is_refused_in_one_line_and_left_
     after = files(copy)
     touched = {path.name for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
     assert touched <= {"run.log"}  # what was said
-
-
-# ---- other ways to start ---------------------------------------------------------------------------------------------
 
 
 def test_stage_alone_from_another_run_on_few_samples_of_other_classes(alone, place, tmp_path, capfd):
@@ -406,6 +397,3 @@ def test_guard_that_stops_a_run_gives_exit_code_3_and_a_finite_checkpoint(place,
     assert max(float(np.abs(value).max()) for value in saved.tensors.values()) < 1e6  # not those of the wild steps
     assert [line["event"] for line in lines if line["kind"] == "event" and line["event"] == "rewind"] == ["rewind"] * 2
     assert any(name.startswith(OPTIMIZER) for name in saved.tensors) and not wild.metrics.exists()
-
-
-# ---- which epoch is best ---------------------------------------------------------------------------------------------

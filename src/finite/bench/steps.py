@@ -12,6 +12,7 @@ from finite.guard.report import Limits
 from finite.guard.verdict import HEALTHY, judge
 from finite.tasks.detection.source import DetectionSource
 from finite.tasks.detection.task import DetectionTask
+from finite.training.making import make_optimizer
 from finite.training.optimizers import RatedOptimizer
 from finite.training.stages import constants_of, freeze
 from finite.training.step import GuardedStep, rules_of
@@ -72,7 +73,7 @@ def guarded_step(
     trained = freeze(network, stage.freeze, task.groups, constants_of(network))
     source, arrays = batch_of(config)
     rows = config.training.batch_size
-    step = kind(task.terms_cell(network), RatedOptimizer(config.optimizer, trained), source.fields, task.terms,
+    step = kind(task.terms_cell(network), make_optimizer(config, network, trained), source.fields, task.terms,
                 task.points, task.groups, rows, rules_of(config, stage))
     batch = Batch(arrays, np.ones(rows, np.float32), np.arange(rows))
 
@@ -89,7 +90,7 @@ def bare_step(config: Config, stage: Stage) -> Callable[[], object]:
     task = DetectionTask(config, CLASSES)
     network = task.network()
     trained = freeze(network, stage.freeze, task.groups, constants_of(network))
-    step = BareStep(task.terms_cell(network), RatedOptimizer(config.optimizer, trained),
+    step = BareStep(task.terms_cell(network), make_optimizer(config, network, trained),
                     tuple(stage.weights[name] for name in task.terms), config.training.clip_norm)
     source, arrays = batch_of(config)
 
@@ -149,6 +150,7 @@ def torch_step(config: Config, stage: Stage) -> Callable[[], object] | None:
     image, label, box = (torch.from_numpy(arrays[name]) for name in ("image", "label", "box"))
     target = (box - config.model.image_size / 2) / 10
     smoothing = config.loss.label_smoothing
+    keep, averages = config.training.average, [p.detach().clone() for p in net.parameters()]
 
     def run() -> None:
         optimizer.zero_grad()
@@ -158,6 +160,10 @@ def torch_step(config: Config, stage: Stage) -> Callable[[], object] | None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), config.training.clip_norm)
         optimizer.step()
+        if keep:
+            with torch.no_grad():
+                for average, p in zip(averages, net.parameters()):
+                    average.lerp_(p, 1 - keep)
         loss.item()
 
     return run

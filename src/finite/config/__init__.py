@@ -16,8 +16,8 @@ import yaml
 from pydantic import ValidationError
 
 from finite import settings
-from finite.config.common import Checkpoint, Guard, Incidents, LossScale, Optimizer, Spike, Summary, Training
-from finite.config.detection import Augment, Config, Data, Loss, Model, Stage, Term
+from finite.config.common import Checkpoint, Guard, Incidents, LossScale, Optimizer, Spike, Summary
+from finite.config.detection import Augment, Config, Data, Loss, Model, Stage, Term, Training
 from finite.config.waveform import WaveformConfig
 from finite.errors import UserError
 

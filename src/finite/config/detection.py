@@ -22,7 +22,6 @@ from finite.config.common import (
     Switch,
     Text,
     Threads,
-    Training,
     Whole,
     shares_of_one,
     span,
@@ -95,6 +94,10 @@ class Augment(Group):
     min_visible: Share = 0.6
     mosaic: Share = 0.0
     mosaic_until: Share = 0.8
+
+
+class Training(common.Training):
+    average: BelowOne = 0.99
 
 
 class Loss(common.Loss):

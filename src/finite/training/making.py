@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from finite.config import Config, Stage
 from finite.tasks.base import Field, Task
@@ -26,6 +26,13 @@ def make_network(config: Config, task: Task, workers: Workers = ALONE) -> nn.Cel
     return network
 
 
+def make_optimizer(config: Config, network: nn.Cell, trained: Sequence[Parameter]) -> RatedOptimizer:
+    """The optimizer of a stage that trains these of the network's parameters; the network is in the stage's mode."""
+    settings = config.training
+    average = WeightAverage(settings.average, [*trained, *running_statistics(network)]) if settings.average else None
+    return RatedOptimizer(config.optimizer, trained, average, log_variances(network), settings.accumulate > 1)
+
+
 def make_step(config: Config, task: Task, network: nn.Cell, computing: nn.Cell, constants: frozenset[str], stage: Stage,
               fields: Sequence[Field], workers: Workers = ALONE) -> GuardedStep:
     """Put the network into the stage's mode and make its optimizer and its step (`.optimizer`, `.parameters_trained`).
@@ -33,10 +40,8 @@ def make_step(config: Config, task: Task, network: nn.Cell, computing: nn.Cell, 
     `computing` is the network in the run's precision; `constants` are those of the network when it was new.
     """
     trained = freeze(network, stage.freeze, task.groups, constants)
-    settings, balance = config.training, log_variances(network)
-    average = WeightAverage(settings.average, [*trained, *running_statistics(network)]) if settings.average else None
-    optimizer = RatedOptimizer(config.optimizer, trained, average, balance, settings.accumulate > 1)
+    optimizer = make_optimizer(config, network, trained)
     used = [name for name in task.terms if stage.weights.get(name)]
-    given = (task.terms_cell(computing, used), optimizer, fields, task.terms, task.points, task.groups, settings.batch_size,
-             rules_of(config, stage), balance)
+    given = (task.terms_cell(computing, used), optimizer, fields, task.terms, task.points, task.groups,
+             config.training.batch_size, rules_of(config, stage), log_variances(network))
     return GuardedStep(*given) if workers.size == 1 else ParallelStep(*given, workers)
