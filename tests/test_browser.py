@@ -181,7 +181,7 @@ def test_lineage_compares_runs_by_what_they_were_trained_with_and_reached(ask, t
     found = {run["summary_dir"]: run["model_lineage"] for run in ask("lineagemgr/lineages", {})["object"]}
     told, metrics = found["./trained"], json.loads(trained.metrics.read_text())
     assert (told["batch_size"], told["epoch"], told["optimizer"]) == (4, 4, "adam")
-    assert told["learning_rate"] == pytest.approx(0.002) and told["train_dataset_count"] == 24 and told["test_dataset_count"] == 11
+    assert told["learning_rate"] == pytest.approx(0.003) and told["train_dataset_count"] == 24 and told["test_dataset_count"] == 11
     assert told["metric"]["test_mean_iou"] == pytest.approx(metrics["mean_iou"]) and "validation_top1" in told["metric"]
     assert told["user_defined"]["seed"] == 1 and told["user_defined"]["steps_skipped"] == 0
 

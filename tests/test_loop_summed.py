@@ -52,7 +52,7 @@ def test_sum_is_not_applied_at_a_rate_that_was_refused_and_waits_for_the_next_up
     assert max(moved.values()) < 0.1  # rates are below 0.01
     refused = [line for line in done.steps if line["verdict"] == v.BAD_STATE]
     assert [line["step"] for line in refused] == [10] and "update_norm" not in refused[0]
-    assert not [e for e in done.events if "overwritten" in e["text"]] and not [e for e in done.events if e["event"] == "rewind"]
+    assert [e["event"] for e in done.events] == ["refused", "no update"] and "waits" in done.events[1]["text"]
 
 
 def test_update_after_the_last_check_counts_as_training_though_its_last_batches_were_refused(summing, tmp_path):

@@ -11,6 +11,7 @@ from toy import ToyTerms
 from workers_loop import OF_WORKER_1, Uneven, make, train
 
 from finite.training import search
+from finite.training.checkpoint import OPTIMIZER
 from finite.training.parallel import Workers
 
 #: Of the first epoch's losses some are above it and some below.
@@ -64,12 +65,15 @@ def balanced_and_hard(workers: Workers, folder) -> SimpleNamespace:
 
 def own_statistics(workers: Workers, folder) -> SimpleNamespace:
     """`batch_norm: local`: different statistics while training, their mean in what is kept; and an incident."""
-    loop = make(workers, batch_norm="local")
+    loop = make(workers, batch_norm="local", average=0.9)
     result = train(loop, folder / "healthy", ToySource(), epochs=1)
-    result.raw = {b.name: result.state[b.name] for b in loop.step.buffers}
+    averages = loop.optimizer.averages_of(loop.step.buffers)
+    assert len(averages) == len(loop.step.buffers) > 0
+    own = {b.name: b for b in loop.step.buffers} | {OPTIMIZER + average.name: average for average in averages}
+    result.raw = {name: result.state[name] for name in own}
     loop.keep()
-    result.kept = {b.name: loop.run.snapshot["tensors"][b.name] for b in loop.step.buffers}
-    result.used = {b.name: b.asnumpy().copy() for b in loop.step.buffers}
+    result.kept = {name: loop.run.snapshot["tensors"][name] for name in own}
+    result.used = {name: p.asnumpy().copy() for name, p in own.items()}
     bad = train(loop, folder / "bad", OneZero(), epochs=1)
     loop.keep()
     result.bad, result.bad_kept = bad.attempts, {name: t for name, t in loop.run.snapshot["tensors"].items()}

@@ -154,11 +154,11 @@ class StageLoop:
     def update(self, rate: float, verdict: v.Verdict) -> dict[str, Any]:
         """Make the update; returns its figures for the history. What was refused is not in the sum. Where the rate or the
         state is found unsound, the sum waits for the next update, or is rewound with the rest."""
-        if verdict.kind == v.BAD_STATE:
-            return {}
-        done, norm, clipped = self.step.apply(rate, self.run.guard.limits().norm)
+        sound = verdict.kind != v.BAD_STATE
+        done, norm, clipped = self.step.apply(rate, self.run.guard.limits().norm) if sound else (False, 0.0, 0.0)
         if not done:
-            self.event("no update", "none of the micro-batches was healthy, or their mean gradient is not finite")
+            self.event("no update", "none of the micro-batches was healthy, or their mean gradient is not finite" if sound
+                       else f"{verdict.sentence}; what was added up waits for the stage's next update, if there is one")
             return {}
         self.investigator.updated(rate)
         return {"update_norm": norm, "update_norm_clipped": clipped}
@@ -341,11 +341,11 @@ class StageLoop:
     def tensors(self) -> dict[str, np.ndarray]:
         """Copies of all that a step may change: weights, statistics, the optimizer's own.
 
-        Statistics that each worker takes of its own rows (`batch_norm: local`) are averaged first, here and in the network.
+        What each worker takes of its own rows (statistics with `batch_norm: local`) is averaged first, here and in the network.
         """
         if self.workers.size > 1 and self.run.config.training.batch_norm == "local" and self.step.buffers:
-            means = self.workers.mean([b.asnumpy() for b in self.step.buffers])
-            assign(self.step.buffers, dict(zip((b.name for b in self.step.buffers), means)))
+            own = [*self.step.buffers, *self.optimizer.averages_of(self.step.buffers)]
+            assign(own, dict(zip((p.name for p in own), self.workers.mean([p.asnumpy() for p in own]))))
         return collect(self.run.network, self.optimizer)
 
     def state_faults(self, tensors: Mapping[str, np.ndarray]) -> list[tuple[str, str]]:

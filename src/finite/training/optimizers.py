@@ -78,6 +78,13 @@ class RatedOptimizer(nn.Cell):
             done = ops.depend(done, self.average())
         return done
 
+    def averages_of(self, parameters: Sequence[Parameter]) -> list[Parameter]:
+        """The averages that follow these parameters; none where nothing is averaged."""
+        if self.average is None:
+            return []
+        places = {p.name: average for p, average in zip(self.average.followed, self.average.averages)}
+        return [places[p.name] for p in parameters]
+
     def state(self) -> list[Parameter]:
         """Moments, bias-correction powers, counters, averages, sums: all that a resume needs beyond the weights, each once."""
         trained = {id(p) for p in self.inner.parameters}

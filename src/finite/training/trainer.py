@@ -117,6 +117,7 @@ def train(config: Config, options: TrainOptions, console: Console,
             session.give_back(options.give_back)
         else:
             session.initialise(other)
+            other = None  # as large as the network and its moments
         session.same_weights()
         if options.debug_batches:
             session.run.look = FirstBatches(options.debug_batches, console.line)

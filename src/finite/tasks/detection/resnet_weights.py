@@ -129,7 +129,7 @@ def beginning(path: Path, wanted: Collection[str], found: Collection[str]) -> st
     Raises UserError when all of the backbone is there more than once."""
     first = "conv1.weight"
     places = {name.removesuffix(first) for name in found if name.endswith(first) and (name == first or name[-len(first) - 1] == ".")}
-    hits = {place: sum(place + name in found for name in wanted) for place in sorted(places | {""}, key=len)}
+    hits = {place: sum(place + name in found for name in wanted) for place in sorted(places | {""}, key=lambda place: (len(place), place))}
     best = max(hits, key=hits.__getitem__)
     twins = [place for place, count in hits.items() if count == len(wanted)]
     if best and len(twins) > 1:
