@@ -141,7 +141,7 @@ def test_folders_above_the_set_are_those_of_another_disk(tmp_path):
         ("train: x/a", ["u/a", "v/a"], "u/a and v/a could be meant; the set is taken as undivided", {"all": [0, 1]}),
         ("train: x/a", ["u/a", "v/a", "val"], "u/a and v/a could be meant; the pictures of no split are taken",
          {"train": [0, 1], "validation": [2]}),
-        ("train: x/a", ["val", "val/b"], "which is not there; none is taken", {"validation": [0, 1]}),
+        ("train: x/a", ["val", "val/b"], "which is not there; none is taken", {"validation": [1, 0]}),
         ("train: x/a\nval: v", ["p/a", "q/a", "v"], "p/a and q/a could be meant; the pictures of no split are taken",
          {"train": [0, 1], "validation": [2]}),
         ("train: a\nval: v", ["a", "p/val", "q/val"], "p/val and q/val could be meant; none is taken", {"train": [0]}),
