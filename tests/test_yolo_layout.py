@@ -155,6 +155,21 @@ def test_the_sentence_on_an_absent_split_ends_with_what_is_done(tmp_path, yaml, 
     assert splits(found) == {split: [f"{folders[i]}/p{i}.png" for i in members] for split, members in wanted.items()}
 
 
+@pytest.mark.parametrize(
+    ("folders", "said", "wanted"),
+    [
+        (["test/images", "test/images"], "one undivided set", {"all": [0, 1]}),
+        (["test/images/train", "test/images/val"], "by the folders' names", {"train": [0], "validation": [1]}),
+    ],
+)
+def test_splits_of_the_same_pictures_are_divided_by_folders_or_not_at_all(tmp_path, folders, said, wanted):
+    made(tmp_path, *folders, yaml=None)
+    (tmp_path / "test/data.yaml").write_text("names: [cat]\ntrain: images\nval: images\n")
+    found = read(tmp_path)
+    assert splits(found) == {split: [f"{folders[i]}/p{i}.png" for i in members] for split, members in wanted.items()}
+    assert [f.reason.endswith(said) for f in found.findings] == [True]
+
+
 def test_lists_that_serve_for_absent_entries_are_named(tmp_path):
     made(tmp_path, "a", "b", yaml="train: x/y\nval: x/z\nnames: [cat]\n")
     (tmp_path / "train.txt").write_text("a/p0.png\n")

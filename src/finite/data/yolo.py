@@ -66,7 +66,7 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
         findings,
         classes,
         {name: position for position, name in reversed(list(enumerate(classes)))},
-        folder_splits=not layout.splits,
+        folder_splits=layout.folder_splits,
     )
     if refusal is not None:
         image_set.findings.append(refusal)

@@ -48,8 +48,8 @@ def names_splits(document: dict[str, Any]) -> bool:
 
 def read_splits(
     index: Index, document: dict[str, Any] | None, file: str | None, texts: set[str], findings: list[Finding]
-) -> dict[str, str]:
-    """Picture -> split; empty where none is declared. `texts`: files known to be no label files; the lists that are read
+) -> tuple[dict[str, str], bool]:
+    """Picture -> split, empty where none is declared, and whether the folders' names may then say it. `texts`: files known to be no label files; the lists that are read
     are added. `file`: where the document stands."""
     entries = _entries(document or {})
     members, absent = _declared(index, entries, file, texts, findings)
@@ -66,7 +66,7 @@ def read_splits(
     for entry in absent:
         text = f"names {entry.key}: {whole(entry.text[:100])}, which is not there{_instead(index, entry, members, lists)}"
         findings.append(Finding("missing_split", "note", text, file, value=whole(entry.text[:100])))
-    return _assign(members, file, findings)
+    return _assign(index, members, file, findings)
 
 
 def _entries(document: dict[str, Any]) -> list[_Entry]:
@@ -241,20 +241,19 @@ def _from_list(index: Index, path: str, texts: set[str], findings: list[Finding]
     return images
 
 
-def _assign(members: dict[str, list[str]], file: str | None, findings: list[Finding]) -> dict[str, str]:
-    """Picture -> split. Where all splits are the same pictures, the set is taken as undivided; a single shared picture
-    is a leak and stays where it was named first."""
+def _assign(
+    index: Index, members: dict[str, list[str]], file: str | None, findings: list[Finding]
+) -> tuple[dict[str, str], bool]:
+    """Picture -> split, and whether the folders' names may say it where that is empty. Where all splits are the same
+    pictures, folders of several splits' names divide them, else nothing does; a single shared picture is a leak and
+    stays where it was named first."""
     sets = {split: set(images) for split, images in members.items() if images}
     if len(sets) > 1 and all(images == next(iter(sets.values())) for images in sets.values()):
-        findings.append(
-            Finding(
-                "duplicate_image",
-                "note",
-                f"{' and '.join(sets)} name the same pictures: taken as one undivided set",
-                file,
-            )
-        )
-        return {}
+        by_folders = len(set(_named(index).values())) > 1
+        done = "divided by the folders' names" if by_folders else "taken as one undivided set"
+        reason = f"{' and '.join(sets)} name the same pictures: {done}"
+        findings.append(Finding("duplicate_image", "note", reason, file))
+        return {}, by_folders
     splits: dict[str, str] = {}
     for split, images in members.items():
         for image in images:
@@ -268,4 +267,4 @@ def _assign(members: dict[str, list[str]], file: str | None, findings: list[Find
                         image,
                     )
                 )
-    return splits
+    return splits, not splits
