@@ -231,3 +231,15 @@ def test_category_ids_that_are_all_off_by_one_are_refused_whole(tmp_path, first)
     (refusal,) = [f for f in found.findings if f.action == "refuse"]
     assert (refusal.kind, refusal.file) == ("format_mixup", "a.json") and boxes(found) == {}
     assert f"{first} to {first + 2}" in refusal.reason and "1 to 3" in refusal.reason
+
+
+def test_an_id_of_ignored_regions_in_a_small_file_is_no_shift_where_the_other_file_uses_all_ids(root):
+    categories = [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "cow"), start=1)]
+    for name, image, ids in (("train", "a.jpg", (0, 1, 2, 3)), ("val", "b.jpg", (0, 0, 0, 1, 2, 1))):
+        annotations = [(1, key, [i, 5, 20, 15]) for i, key in enumerate(ids)]
+        coco(root / f"instances_{name}.json", [image], annotations, categories)
+    found = read(root)
+    assert {label for rows in boxes(found).values() for label, *_ in rows} == {"cat", "dog", "cow"}
+    assert said(found).count(("unknown_class", "drop_object")) == 4 and not any(f.action == "refuse" for f in found.findings)
+    (root / "instances_train.json").unlink()
+    assert [f.file for f in read(root).findings if f.action == "refuse"] == ["instances_val.json"]

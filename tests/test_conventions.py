@@ -71,6 +71,11 @@ def test_a_quarter_speaks_for_the_other_form_in_a_small_set_where_all_fit_it(cou
         ({0: 8, 1: 8, 2: 8, 7: 1}, [1, 2, 3], False),
         ({1: 8, 2: 8}, [1, 2, 3], False),
         ({"a": 8, 0: 8}, [1, "b"], False),
+        ({0: 3, 1: 500}, [1, 2], False),  # an ignored region, or slips
+        ({2: 1000, 3: 3}, [1, 2], False),
+        ({2: 1000, 3: 112}, [1, 2], True),
+        ({key: 50 for key in range(80)}, range(1, 81), True),  # of many classes each one is rare
+        ({0: 3, **{key: 50 for key in range(1, 80)}}, range(1, 81), False),
         ({}, [1], False),
     ],
 )

@@ -42,7 +42,8 @@ def test_of_two_class_columns_the_plain_name_counts(root):
 
 @pytest.mark.parametrize("column", ["kind", "tier", "sorte"])
 def test_a_column_of_words_that_nobody_reads_is_refused_where_the_class_is_missing(root, column):
-    text = f"image,{column},xmin,ymin,xmax,ymax\n" + "b.jpg,,,,,\na.jpg,cat,10,5,30,20\na.jpg,dog,1,2,9,9\n"
+    text = f"image,{column},xmin,ymin,xmax,ymax\n" + "b.jpg,,,,,\n"
+    text += "a.jpg,cat,10,5,30,20\na.jpg,dog,1,2,9,9\n" + "b.jpg,dog,1,2,9,9\n" * 40 + "b.jpg,cat,10,5,30,20\n"
     found = table(root, text)
     refusals = [f for f in found.findings if f.action == "refuse"]
     assert [f.kind for f in refusals] == ["bad_header"] and repr(column) in refusals[0].reason and boxes(found) == {}
@@ -55,6 +56,74 @@ def test_a_table_of_one_class_is_read_and_the_training_says_so(root, column, cel
     found = table(root, f"image,{column},xmin,ymin,xmax,ymax\na.jpg,{cell},10,5,30,20\n")
     assert boxes(found) == {"a.jpg": [("object", *BOX[1:])]}
     assert any("every object is called 'object'" in line for line in sentences(found.findings))
+
+
+REMARKS = {  # none of them is a class, though they are words
+    "folder": "north south",
+    "video_id": "cam_A cam_B",
+    "patientId": "P001 P002",
+    "created_at": "monday tuesday",
+    "taken": "2021-01-01T00:00Z 12.3.2021",
+    "md5": "9e107d9d372bb6826bd81d3542a419d6 e4d909c290d0fb1ca068ffaddf22cbd0",
+    "digest": "9e107d9d372bb682 e4d909c290d0fb1c",
+    "box_uuid": "a3f4-bb b3f4-bc",
+    "camera_name": "north south",
+    "frame": "frame_0001 frame_0002",  # one of each picture
+    "attributes": "occluded occluded",
+    "occluded": "Y N",
+    "truncated": "t F",
+}
+
+
+@pytest.mark.parametrize("column", REMARKS)
+def test_words_that_are_no_classes_refuse_no_table_of_one_class(root, column):
+    first, second = REMARKS[column].split()
+    rows = "".join(f"a.jpg,{first},{i},5,30,20\nb.jpg,{second},{i},5,30,20\n" for i in range(3))
+    if column not in ("frame", "md5", "digest", "box_uuid"):
+        rows += f"a.jpg,{second},4,5,30,20\n"
+    found = table(root, f"image,{column},xmin,ymin,xmax,ymax\n{rows}")
+    assert found.classes == ["object"] and set(boxes(found)) == {"a.jpg", "b.jpg"}
+    (reason,) = [f.reason for f in found.findings if f.kind == "missing_class"]
+    assert (repr(column) in reason) == (column not in ("taken", "digest", "md5", "box_uuid", "occluded", "truncated"))
+
+
+@pytest.mark.parametrize("cells", ["dog cat cow pig hen emu", "dog dog dog dog dog dog", "cat dog dog dog dog dog"])
+def test_words_that_do_not_repeat_or_are_one_are_named_as_not_read(root, cells):
+    rows = "".join(f"{'ab'[i % 2]}.jpg,{word},{i},5,30,20\n" for i, word in enumerate(cells.split()))
+    found = table(root, f"image,kind,xmin,ymin,xmax,ymax\n{rows}")
+    assert found.classes == ["object"] and any("that are not read: 'kind'" in line for line in sentences(found.findings))
+
+
+@pytest.mark.parametrize(
+    "header", ["image_id,photo", "img_id,img_path", "imageid,filename", "image,path", "file,image_url", "photo,imgname"]
+)
+def test_of_two_picture_columns_the_one_whose_pictures_are_there_counts(root, header):
+    text = f"{header},label,xmin,ymin,xmax,ymax\n1,a.jpg,cat,10,5,30,20\n2,b.jpg,cat,10,5,30,20\n"
+    assert set(boxes(table(root, text))) == {"a.jpg", "b.jpg"}
+    for name in "12":
+        picture(root / f"{name}.jpg")
+    if "id" in header:  # both are there: an id comes last
+        assert set(boxes(read(root))) == {"a.jpg", "b.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "second", "classes"),
+    [
+        ("target,type", "1,dog", "1,cat", ["cat", "dog"]),
+        ("object,category_id", "17,3", "18,2", ["2", "3"]),
+        ("label,class", "0,dog", "1,cat", ["cat", "dog"]),
+        ("class_id,name", "0,dog", "1,cat", ["cat", "dog"]),
+        ("class_id,name", "0,a", "1,b", ["0", "1"]),  # the pictures' names
+        ("tag,class_id", "night,3", "day,2", ["2", "3"]),
+        ("class_id,type", "3,polygon", "2,polygon", ["2", "3"]),
+        ("cls,species", "x,dog", "y,cat", ["cat", "dog"]),
+        ("target,tag", "3,night", "2,day", ["2", "3"]),
+        ("label,class", "dog,0", "cat,1", ["cat", "dog"]),
+    ],
+)
+def test_of_two_class_columns_words_and_plain_names_count(root, header, first, second, classes):
+    rows = f"a.jpg,{first},10,5,30,20\nb.jpg,{second},10,5,30,20\n"
+    assert table(root, f"image,{header},xmin,ymin,xmax,ymax\n{rows}").classes == classes
 
 
 @pytest.mark.parametrize(
@@ -99,6 +168,15 @@ def test_a_first_row_of_data_is_no_header(root, first):
     assert any("no header" in line for line in sentences(found.findings))
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_header_of_counted_numbers_is_no_row_unless_such_a_picture_is_there(root, separator):
+    text = "0,1,2,3,4,5\na.jpg,10,5,30,20,cat\nb.jpg,10,5,30,20,cat\n".replace(",", separator)
+    found = table(root, text)
+    assert boxes(found) == {"a.jpg": [BOX], "b.jpg": [BOX]} and said(found) == [("bad_header", "fix")]
+    picture(root / "0.jpg")
+    assert boxes(read(root))["0.jpg"] == [("5", 1.0, 2.0, 3.0, 4.0)]
+
+
 def test_a_picture_called_like_a_column_makes_no_row_of_the_header(root):
     picture(root / "image.png")
     assert ("bad_header", "refuse") in said(table(root, "image,label,p,q,r,s\na.jpg,cat,10,5,30,20\n"))
@@ -106,7 +184,7 @@ def test_a_picture_called_like_a_column_makes_no_row_of_the_header(root):
 
 NOTHING = [
     *("background,,,,", "BG,,,,", "none,nan,nan,nan,nan", "Negative,NaN,,None,null", "nan,nan,nan,nan,nan", "no object,-,-,-,-"),
-    *(",NA,N/A,<NA>,", "empty,0,0,0,0", "background,0.0,0,0,0"),
+    *(",NA,N/A,<NA>,", "empty,0,0,0,0", "background,0.0,0,0,0", "background,-1,-1,-1,-1", "none,-1.0,-1,-1.0,-1"),
 ]
 
 
@@ -117,11 +195,18 @@ def test_a_row_that_says_nothing_is_there_is_a_negative(root, row):
     assert said(found) == [] and found.classes == ["cat"]
 
 
-@pytest.mark.parametrize("row", ["cat,,,,", "cat,nan,nan,nan,nan", "cat,-,-,-,-"])
+@pytest.mark.parametrize("row", ["0,0;0,0;0,0;0,0", "-1,0;-1,0;-1;-1", "0;0;0;0,00"])
+def test_nothing_may_be_said_with_decimal_commas(root, row):
+    found = table(root, f"image;label;xmin;ymin;xmax;ymax\na.jpg;background;{row}\nb.jpg;cat;10,0;5;30;20,0\n")
+    assert [(r.id, r.negative) for r in found.splits["all"]] == [("a.jpg", True), ("b.jpg", False)] and said(found) == []
+
+
+@pytest.mark.parametrize("row", ["cat,,,,", "cat,nan,nan,nan,nan", "cat,-,-,-,-", "0,,,,"])
 def test_a_class_without_a_box_is_no_negative_and_is_told_how_to_be_one(root, row):
     found = table(root, f"image,label,xmin,ymin,xmax,ymax\na.jpg,{row}\nb.jpg,cat,10,5,30,20\n")
     (finding,) = [f for f in found.findings if f.file == "labels.csv"]
-    assert (finding.kind, finding.action) == ("missing_box", "drop_object") and "leave the class empty too" in finding.reason
+    assert (finding.kind, finding.action) == ("missing_box", "drop_object")
+    assert "leave the class empty too, or write background, negative or none" in finding.reason
     assert set(boxes(found)) == {"b.jpg"}
 
 

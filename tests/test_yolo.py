@@ -222,8 +222,19 @@ def test_a_label_file_called_like_a_readme_is_read_where_a_picture_has_its_name(
 
 def test_a_readme_is_no_label_file_and_a_plate_without_its_picture_is_said(root):
     label(root, ROW)
-    for name in ("README.roboflow", "readme_first", "LICENSE", "license.cc-by", "notes", "license_plate_2"):
+    for name in ("README.roboflow", "readme_first", "LICENSE", "license.cc-by", "notes", "license_plate_2", "LICENSE-CC",
+                 "license_agreement", "notes to self"):  # fmt: skip
         label(root, "Exported on May 5\n" if name != "license_plate_2" else ROW, name)
     found = read(root)
     assert [(f.kind, f.file) for f in found.findings] == [("missing_image", "labels/license_plate_2.txt")]
     assert boxes(found) == {"images/a.jpg": [pytest.approx(BOX)]}
+
+
+@pytest.mark.parametrize(("text", "is_label"), [(ROW, True), ("", True), ("This is a set of things 4\n", False)])
+def test_a_readme_beside_a_picture_of_its_name_is_a_label_file_only_with_labels(root, text, is_label):
+    picture(root / "images" / "readme.png")
+    label(root, ROW)
+    label(root, text, "README")
+    found = read(root)
+    assert ("images/readme.png" in boxes(found)) == is_label and len(boxes(found)) == 1 + is_label
+    assert [(f.kind, f.file) for f in found.findings] == [("missing_label", "images/readme.png")] * (not is_label)

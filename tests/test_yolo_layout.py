@@ -55,7 +55,7 @@ def test_an_export_without_a_test_folder_is_no_leak_and_says_so_in_one_line_of_t
     found = read(made(tmp_path, "train/images", "valid/images"))
     assert splits(found) == {"train": ["train/images/p0.png"], "validation": ["valid/images/p1.png"]}
     assert sentences(found.findings) == [
-        "missing split (note, 1 in all): data.yaml: names test: ../test/images, which is not there"
+        "missing split (note, 1 in all): data.yaml: names test: ../test/images, which is not there; none is taken"
     ]
 
 
@@ -85,6 +85,97 @@ def test_a_shortened_path_never_leads_into_another_split(tmp_path, yaml, folders
     found = read(made(tmp_path / "test", *folders, yaml=f"{yaml}\nnames: [cat]\n"))
     assert splits(found) == {split: [f"{folders[i]}/p{i}.png" for i in members] for split, members in wanted.items()}
     assert not any("LEAK" in f.reason for f in found.findings)
+
+
+@pytest.mark.parametrize("entry", [".", "./", "..", "../", "/"])
+def test_an_entry_without_a_name_is_the_whole_set(tmp_path, entry):
+    found = read(made(tmp_path, ".", "more", yaml=f"train: {entry}\nval: {entry}\nnames: [cat]\n"))
+    assert splits(found) == {"all": ["more/p1.png", "p0.png"]} and missing(found) == []
+    (tmp_path / "data.yaml").write_text(f"train: {entry}\nval: valid\nnames: [cat]\n")
+    found = read(tmp_path)
+    assert splits(found) == {"train": ["more/p1.png", "p0.png"]} and len(missing(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "entries"),
+    [
+        *((path, "train: images/train\nval: images/val") for path in ("A", "./A", "/srv/test/A", "..\\sets\\A")),
+        ("A", "train: [images/train]\nval: [images/val]"),
+        ("test/A", "train: [train.txt]\nval: val.txt"),
+    ],
+)
+def test_the_path_of_a_yaml_says_which_of_two_sets_is_meant(tmp_path, path, entries):
+    folders = [f"{name}/images/{split}" for name in "AB" for split in ("train", "val")]
+    made(tmp_path, *folders, yaml=f"path: {path}\n{entries}\nnames: [cat]\n")
+    for position, folder in enumerate(folders):
+        name, _, split = folder.split("/")
+        (tmp_path / name / f"{split}.txt").write_text(f"images/{split}/p{position}.png\n")
+    found = read(tmp_path)
+    assert splits(found) == {"train": ["A/images/train/p0.png"], "validation": ["A/images/val/p1.png"]}
+    assert missing(found) == []
+
+
+def test_the_path_of_another_machine_is_no_hindrance(tmp_path):
+    yaml = "path: ../datasets/test/mine\ntrain: pics/a\nval: pics/b\nnames: [cat]\n"
+    found = read(made(tmp_path, "pics/a", "pics/b", yaml=yaml))
+    assert splits(found) == {"train": ["pics/a/p0.png"], "validation": ["pics/b/p1.png"]} and missing(found) == []
+
+
+def test_the_folder_around_the_yaml_is_no_other_split(tmp_path):
+    made(tmp_path, "test/pics", "test/held", yaml=None)
+    (tmp_path / "test/data.yaml").write_text("names: [cat]\ntrain: pics\nval: held\n")
+    found = read(tmp_path)
+    assert splits(found) == {"train": ["test/pics/p0.png"], "validation": ["test/held/p1.png"]} and missing(found) == []
+
+
+def test_folders_above_the_set_are_those_of_another_disk(tmp_path):
+    yaml = "train: dev/mydata/pics/a\nval: test/mydata/pics/b\nnames: [cat]\n"
+    found = read(made(tmp_path / "mydata", "pics/a", "pics/b", yaml=yaml))
+    assert splits(found) == {"train": ["pics/a/p0.png"], "validation": ["pics/b/p1.png"]} and missing(found) == []
+
+
+@pytest.mark.parametrize(
+    ("yaml", "folders", "ends", "wanted"),
+    [  # what the sentence says is what happens
+        ("train: t/x", ["a/train", "b/train"], "those in a/train and b/train are taken", {"train": [0, 1]}),
+        ("train: x/a", ["u/a", "v/a"], "u/a and v/a could be meant; the set is taken as undivided", {"all": [0, 1]}),
+        ("train: x/a", ["u/a", "v/a", "val"], "u/a and v/a could be meant; the pictures of no split are taken",
+         {"train": [0, 1], "validation": [2]}),
+        ("train: x/a", ["val", "val/b"], "which is not there; none is taken", {"validation": [1, 0]}),
+        ("train: x/a\nval: v", ["p/a", "q/a", "v"], "p/a and q/a could be meant; the pictures of no split are taken",
+         {"train": [0, 1], "validation": [2]}),
+        ("train: a\nval: v", ["a", "p/val", "q/val"], "p/val and q/val could be meant; none is taken", {"train": [0]}),
+        ("train: a\nval: v", ["a", "b"], "v, which is not there; none is taken", {"train": [0]}),
+        ("train: a\nval: v", ["a", "val"], "those in val are taken", {"train": [0], "validation": [1]}),
+    ],
+)
+def test_the_sentence_on_an_absent_split_ends_with_what_is_done(tmp_path, yaml, folders, ends, wanted):
+    found = read(made(tmp_path, *folders, yaml=f"{yaml}\nnames: [cat]\n"))
+    assert [text.endswith(ends) for text in missing(found)] == [True], missing(found)
+    assert splits(found) == {split: [f"{folders[i]}/p{i}.png" for i in members] for split, members in wanted.items()}
+
+
+@pytest.mark.parametrize(
+    ("folders", "said", "wanted"),
+    [
+        (["test/images", "test/images"], "one undivided set", {"all": [0, 1]}),
+        (["test/images/train", "test/images/val"], "by the folders' names", {"train": [0], "validation": [1]}),
+    ],
+)
+def test_splits_of_the_same_pictures_are_divided_by_folders_or_not_at_all(tmp_path, folders, said, wanted):
+    made(tmp_path, *folders, yaml=None)
+    (tmp_path / "test/data.yaml").write_text("names: [cat]\ntrain: images\nval: images\n")
+    found = read(tmp_path)
+    assert splits(found) == {split: [f"{folders[i]}/p{i}.png" for i in members] for split, members in wanted.items()}
+    assert [f.reason.endswith(said) for f in found.findings] == [True]
+
+
+def test_lists_that_serve_for_absent_entries_are_named(tmp_path):
+    made(tmp_path, "a", "b", yaml="train: x/y\nval: x/z\nnames: [cat]\n")
+    (tmp_path / "train.txt").write_text("a/p0.png\n")
+    found = read(tmp_path)
+    assert splits(found) == {"train": ["a/p0.png"]}
+    assert [text.split("; ")[1] for text in missing(found)] == ["those in the list train.txt are taken", "none is taken"]
 
 
 def test_the_folder_beside_the_yaml_is_the_one_it_names(tmp_path):

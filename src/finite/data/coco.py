@@ -40,12 +40,13 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
     index = index or scan(root)
     findings: list[Finding] = []
     files = _files(index, findings)
-    refusals: list[Finding] = []
+    together: dict[frozenset, tuple[_File, Counter]] = {}  # files of one category list are judged as one
     for file in files:
         file.names = _names_of(file, findings)
         entries = (entry for entry in file.document["annotations"] if isinstance(entry, dict))
-        used = Counter(key for entry in entries if (key := _id(entry.get("category_id"))) is not None)
-        refusals += filter(None, [ids_off_by_one(used, file.names, file.path)])
+        _, used = together.setdefault(frozenset(file.names.items()), (file, Counter()))
+        used.update(key for entry in entries if (key := _id(entry.get("category_id"))) is not None)
+    refusals = list(filter(None, (ids_off_by_one(used, first.names, first.path) for first, used in together.values())))
     classes, numbers, agreed = _classes(files, findings)
     total = sum(len(file.document["annotations"]) for file in files)
     raws: dict[str, RawImage] = {}

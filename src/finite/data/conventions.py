@@ -147,9 +147,13 @@ def classes_from_one(numbers: Counter[int], classes: int, file: str | None) -> F
 
 def ids_off_by_one(used: Counter[int | str], defined: Collection[int | str], file: str) -> Finding | None:
     """A `format_mixup` finding (refuse) where annotations use category ids (with how often each occurs) that are not
-    defined, and all that they use are defined ones less one, or plus one: most would be taken for their neighbours."""
+    defined, and all that they use are defined ones less one, or plus one: most would be taken for their neighbours.
+    A tenth must be undefined, or of many classes half of what a class has on average; fewer are slips, or an id of
+    regions to be ignored."""
     undefined = sum(count for key, count in used.items() if key not in defined)
-    if undefined < _ENOUGH or not all(isinstance(key, int) for key in used):
+    if undefined < _ENOUGH or undefined < used.total() * min(0.1, 0.5 / len(used)):
+        return None
+    if not all(isinstance(key, int) for key in used):
         return None
     if not any(all(key + step in defined for key in used) for step in (1, -1)):
         return None

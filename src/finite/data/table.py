@@ -173,14 +173,15 @@ def _open_table(index: Index, path: str, findings: list[Finding], faults: list[F
         reason = why_unknown(index, _head(Text(body)))
         faults.append(Finding("bad_header", "drop_file", reason, path, skip + 1, value=first[:100]))
         return None
+    unread: list[str] = []
     if columns.label is None and has_header:
-        rows = (cells for line, cells in cells_of(_head(Text(body)), separator) if line > skip)
-        if (column := unread_words(columns, rows)) is not None:
+        may_be_class, unread = unread_words(columns, (cells for line, cells in cells_of(body, separator) if line > skip))
+        if may_be_class is not None:
             reason = (
-                f"no class column, but a column {column!r} of words that is not read: call it label if it holds the classes, "
-                "else take it out"
+                f"no class column, but a column {may_be_class!r} of words that is not read: call it label if it holds the "
+                "classes, else take it out"
             )
-            faults.append(Finding("bad_header", "drop_file", reason, path, skip, value=column[:100]))
+            faults.append(Finding("bad_header", "drop_file", reason, path, skip, value=may_be_class[:100]))
             return None
     if text.code_page:
         findings.append(
@@ -199,7 +200,9 @@ def _open_table(index: Index, path: str, findings: list[Finding], faults: list[F
             )
         )
     if columns.label is None:
-        findings.append(Finding("missing_class", "fix", "no class column: every object is called 'object'", path, 1))
+        words = f"; words that are not read: {', '.join(map(repr, unread[:3]))}" if unread else ""
+        reason = f"no class column: every object is called 'object'{words}"
+        findings.append(Finding("missing_class", "fix", reason, path, 1))
     return _Table(path, body, columns, separator, skip)
 
 
@@ -270,7 +273,7 @@ def _read_rows(
         known += split is not None
         split = split or split_of_file
         raw = raws.setdefault((image, split or ""), RawImage(image, table.path, [], _size(row.size), split))
-        if _no_box(row) and (row.label or "").strip().lower() in _NO_OBJECT:
+        if _no_box(row, table.comma) and (row.label or "").strip().lower() in _NO_OBJECT:
             continue  # the picture is said to hold nothing
         values = _values(row, table.comma, say)
         if values is None:
@@ -302,16 +305,15 @@ def _read_rows(
         )
 
 
-def _no_box(row: _Row) -> bool:
-    """Whether a row has no box: no coordinates, or four zeros under a word for nothing."""
-    return not any(row.box) or ((row.label or "").strip().lower() in _NO_OBJECT and all(map(_is_zero, row.box)))
-
-
-def _is_zero(text: str) -> bool:
+def _no_box(row: _Row, comma: bool) -> bool:
+    """Whether a row has no box: no coordinates, or four times 0 or -1 under a word for nothing."""
+    if not any(row.box):
+        return True
     try:
-        return number(text) == 0
+        numbers = {_decimal(text, comma) for text in row.box}
     except NumberFault:
         return False
+    return numbers in ({0.0}, {-1.0}) and (row.label or "").strip().lower() in _NO_OBJECT
 
 
 def _values(row: _Row, comma: bool, say) -> Box | None:
@@ -319,7 +321,7 @@ def _values(row: _Row, comma: bool, say) -> Box | None:
         kind = "missing_box" if len(row.box) == 4 or not any(row.box) else "bad_number"
         reason = f"{sum(map(bool, row.box))} of four numbers"
         if not any(row.box):
-            reason += "; for a picture without objects leave the class empty too"
+            reason += "; for a picture without objects leave the class empty too, or write background, negative or none"
         say(kind, "drop_object", reason, " ".join(row.box))
         return None
     try:

@@ -4,7 +4,7 @@ import csv
 import io
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,16 +13,19 @@ from finite.data.boxes import NumberFault, number
 from finite.data.images import SUFFIXES
 from finite.data.index import Index
 
+#: Of several, the one whose cells are pictures here counts, then the first; so ids and addresses come last.
 _IMAGE = tuple(
-    "image filename file imagename imagefile imagepath imageid img imgname imgid filepath path picture photo fname imageurl "
-    "externalid imagefilename imagefilepath imgpath imgfile imgfilename images photopath photoname picturepath picturename "
-    "fullpath name".split()
+    "image filename file imagename imagefile imagepath img imgname filepath path picture photo fname imagefilename "
+    "imagefilepath imgpath imgfile imgfilename images photopath photoname picturepath picturename fullpath name imageid imgid "
+    "externalid imageurl".split()
 )
 _LABEL = tuple(
-    "label class classname category categoryname labelname labels classes species object classid categoryid labelid target cls "
-    "classlabel categorylabel objectclass objectname objectlabel objecttype objectcategory labeltext labelclass classtext tag "
-    "targetname targetclass bboxlabel bboxclass name type".split()
+    "label class classname category categoryname labelname labels classes species classid categoryid labelid classlabel "
+    "categorylabel objectclass objectname objectlabel objecttype objectcategory labeltext labelclass classtext targetname "
+    "targetclass bboxlabel bboxclass speciesname scientificname commonname latinname breedname name type target object cls "
+    "tag".split()
 )
+_MAY_BE_NO_CLASS = ("type", "tag")  # words in them may tell something else ("polygon", "night") than a class number beside
 _SPLIT = ("split", "set", "subset", "usage", "dataset", "mlusage")
 _IGNORE = ("difficult", "iscrowd", "isgroupof", "ignore")
 _BOX_TEXT = ("bbox", "box", "boundingbox")
@@ -93,7 +96,12 @@ _SIZES = (
 )
 _SEPARATORS = (",", ";", "\t", "|")
 _LONGEST = 20  # lines that one row may span
-_NO_CLASS = ("id", "index", "uuid", "annotationid", "objectid", "boxid", "date", "time", "timestamp", "source")
+#: Columns of words that are no classes, by the end of their names; "at" only as a word of its own ("created_at").
+_NO_CLASS = ("id", "uuid", "hash", "md5", "date", "time", "timestamp", "name", "folder", "path", "url", "index", "source")
+_NO_WORD = re.compile(  # a date; a hash or part of a UUID, which has a digit somewhere
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([T ].*)?|(?=.*\d)[0-9a-f-]{6,}", re.IGNORECASE
+)
+_MOST = 1000  # different words of a column that may be the class
 NOTHING = frozenset(("", "nan", "none", "null", "na", "n/a", "<na>", "-"))  #: cells without a value, in lower case
 WANTED = "wanted columns: image (or filename), label (or class), xmin, ymin, xmax, ymax"
 
@@ -116,8 +124,9 @@ def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name.casefold())
 
 
-def columns_of(header: list[str]) -> Columns | None:
-    """The columns by their names; None where picture or box cannot be told."""
+def columns_of(header: list[str], index: Index, rows: list[list[str]]) -> Columns | None:
+    """The columns by their names; None where picture or box cannot be told. Of several for the picture or the class, the
+    first `rows` tell which it is."""
     plain = [_plain(name) for name in header]
     where = {name: position for position, name in reversed(list(enumerate(plain)))}  # of equal names the first
     box = next(
@@ -126,10 +135,11 @@ def columns_of(header: list[str]) -> Columns | None:
     if box is None:
         text = next((where[name] for name in _BOX_TEXT if name in where), None)
         box = None if text is None else ("xywh", (text,))
-    image = next((where[name] for name in _IMAGE if name in where), None)
-    if box is None or image is None:
+    images = [where[name] for name in _IMAGE if name in where]
+    if box is None or not images:
         return None
-    label = next((where[name] for name in _LABEL if name in where and where[name] != image), None)
+    image = max(images, key=lambda position: sum(bool(index.same_stem(cell)) for cell in _cells(rows, position)))
+    label = _label_of([name for name in _LABEL if name in where and where[name] != image], where, index, rows)
     size = next(
         (
             tuple(where[name] for name in names)
@@ -142,26 +152,75 @@ def columns_of(header: list[str]) -> Columns | None:
     return Columns(image, label, box[1], box[0], size, split, ignore, tuple(header))
 
 
-def unread_words(columns: Columns, rows: Iterable[list[str]]) -> str | None:
-    """The name of a column of words that is none of the known ones: it may be the class. None where there is no such."""
+def _cells(rows: list[list[str]], position: int) -> list[str]:
+    """The cells of a column that hold something."""
+    cells = (row[position].strip() for row in rows if position < len(row))
+    return [cell for cell in cells if cell.lower() not in NOTHING]
+
+
+def _label_of(names: list[str], where: dict[str, int], index: Index, rows: list[list[str]]) -> int | None:
+    """The class column of those with known names: the first, but one of words (no pictures' names) where that holds
+    numbers."""
+    if not names:
+        return None
+    if any(map(_is_number, _cells(rows, where[names[0]]))):
+        for name in names[1:]:
+            cells = _cells(rows, where[name])
+            if name not in _MAY_BE_NO_CLASS and cells and all(_is_word(cell) and not index.same_stem(cell) for cell in cells):
+                return where[name]
+    return where[names[0]]
+
+
+def unread_words(columns: Columns, rows: Iterable[list[str]]) -> tuple[str | None, list[str]]:
+    """Of the columns that are not read, the name of one that may well be the class (its words repeat and are few), if
+    there is one; and the names of all that hold words."""
     known = {columns.image, columns.label, columns.split, columns.ignore, *columns.box, *(columns.size or ())}
-    rest = [
-        position
-        for position, name in enumerate(columns.header)
-        if position not in known and _plain(name) not in (*_IMAGE, *_NO_CLASS)
-    ]
-    for row in rows:
-        for position in rest:
-            if position < len(row) and _is_word(row[position].strip()):
-                return columns.header[position].strip()
-    return None
+    rest = {i: _Words() for i, name in enumerate(columns.header) if i not in known and _plain(name) not in _IMAGE}
+    try:
+        for row in rows:
+            for position, words in rest.items():
+                if position < len(row) and _is_word(cell := row[position].strip()):
+                    words.add(cell, row[columns.image] if columns.image < len(row) else "")
+    except csv.Error:  # said where the rows are read
+        pass
+    names = {position: columns.header[position].strip() for position, words in rest.items() if words.counts}
+    classes = (name for position, name in names.items() if rest[position].are_classes and not _is_no_class(name))
+    return next(classes, None), list(names.values())
+
+
+def _is_no_class(name: str) -> bool:
+    return _plain(name).endswith(_NO_CLASS) or re.search(r"[\W_]at$|[a-z]At$", name) is not None
+
+
+class _Words:
+    """The words of a column: how often each occurs, up to so many, and whether they are more than names of the pictures."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.varies = False  # a word stands at two pictures, or a picture has two words
+        self._picture_of: dict[str, str] = {}
+        self._word_of: dict[str, str] = {}
+
+    def add(self, word: str, picture: str) -> None:
+        if len(self.counts) > _MOST:
+            return
+        self.counts[word] += 1
+        if not self.varies:
+            one = self._picture_of.setdefault(word, picture) == picture and self._word_of.setdefault(picture, word) == word
+            self.varies = not one
+
+    @property
+    def are_classes(self) -> bool:
+        few = len(self.counts) <= _MOST and len(self.counts) * 2 <= self.counts.total()
+        return few and self.varies and sum(count > 1 for count in self.counts.values()) > 1
 
 
 def _is_word(cell: str) -> bool:
-    """Whether a cell may be a class name: no number, truth value, list, address or file of a picture."""
+    """Whether a cell may be a class name: no number, truth value, date, hash, list, address or file of a picture."""
     named = os.path.splitext(cell)[1].lower() in SUFFIXES or "://" in cell
-    plain = cell.lower() in (*NOTHING, "true", "false", "yes", "no") or cell.startswith(("[", "{", "("))
-    return any(letter.isalpha() for letter in cell) and not named and not plain and not _is_number(cell)
+    plain = cell.lower() in (*NOTHING, "true", "false", "yes", "no", *"ynft") or cell.startswith(("[", "{", "("))
+    letters = any(letter.isalpha() for letter in cell) and _NO_WORD.fullmatch(cell) is None
+    return letters and not named and not plain and not _is_number(cell)
 
 
 def _columns_by_content(row: list[str]) -> Columns | None:
@@ -180,14 +239,15 @@ def _columns_by_content(row: list[str]) -> Columns | None:
 
 
 def find_columns(index: Index, text: str) -> tuple[Columns | None, str, int, bool]:
-    """(columns, separator, lines before the first row of data, whether there is a header)."""
+    """(columns, separator, lines before the first row of data, whether there is a header of names). A first row 0, 1, 2,
+    ... is one of numbers, as pandas writes it, unless such a picture is there."""
     lines = text.split("\n")
     skip = 0
     while skip < len(lines) and _is_preamble(index, lines[skip]):
         skip += 1
     for separator in _SEPARATORS:
         cells = next(cells_of(lines[skip], separator), (0, []))[1] if skip < len(lines) else []
-        columns = columns_of(cells)
+        columns = columns_of(cells, index, _rows(lines[skip + 1 :], separator))
         if columns is not None:
             return columns, separator, skip + 1, True
     if skip < len(lines) and not _is_header(lines[skip]):
@@ -195,8 +255,17 @@ def find_columns(index: Index, text: str) -> tuple[Columns | None, str, int, boo
             for separator in _SEPARATORS:
                 columns = _columns_by_content(next(cells_of(line, separator), (0, []))[1])
                 if columns is not None:
-                    return columns, separator, skip, False
+                    first = [cell.strip() for cell in next(cells_of(lines[skip], separator), (0, []))[1]]
+                    counts = first == [str(i) for i in range(len(first))] and len(first) > columns.image
+                    return columns, separator, skip + (counts and not index.same_stem(first[columns.image])), False
     return None, ",", skip, False
+
+
+def _rows(lines: list[str], separator: str) -> list[list[str]]:
+    try:
+        return [cells for _, cells in cells_of("\n".join(lines), separator)]
+    except csv.Error:
+        return []
 
 
 def why_unknown(index: Index, text: str) -> str:

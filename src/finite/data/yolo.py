@@ -20,7 +20,7 @@ from finite.data.text import TextError, read_text
 from finite.data.yolo_layout import Layout, read_layout
 
 _LIMIT = 16 << 20  # bytes of one label file
-_README = re.compile(r"readme.*|(licen[cs]e|notes)(\..+)?\.txt")
+_README = re.compile(r"(readme|licen[cs]e|notes).*\.txt")
 _FORM = "wanted: class x_center y_center width height, with blanks between"
 
 
@@ -66,7 +66,7 @@ def read(root: Path, index: Index | None = None) -> ImageSet:
         findings,
         classes,
         {name: position for position, name in reversed(list(enumerate(classes)))},
-        folder_splits=not layout.splits,
+        folder_splits=layout.folder_splits,
     )
     if refusal is not None:
         image_set.findings.append(refusal)
@@ -91,12 +91,22 @@ def label_files(index: Index, layout: Layout | None = None) -> list[str]:
 
 
 def is_plain_text(index: Index, path: str) -> bool:
-    """Whether a .txt file is known by its name to be no label file: a list of classes, or a read-me (unless a picture has
-    that name: licence plates have labels too)."""
+    """Whether a .txt file is no label file: a list of classes by its name, or one called like a read-me that begins with
+    no label row. A picture of its name makes it a label file (licence plates have labels too), but a read-me only with
+    such a row or empty."""
     name = PurePosixPath(path).name.lower()
     if name in ("classes.txt", "labels.txt", "names.txt", "predefined_classes.txt"):
         return True
-    return _README.fullmatch(name) is not None and not index.same_stem(path)
+    if _README.fullmatch(name) is None:
+        return False
+    has_picture = bool(index.same_stem(path))
+    if has_picture and not name.startswith("readme"):
+        return False
+    try:
+        lines = [line.split() for line in read_text(index.path(path), _LIMIT).text.splitlines() if line.strip()]
+    except TextError:
+        return not has_picture
+    return not (len(lines[0]) >= 5 and all(map(_is_number, lines[0][:5])) if lines else has_picture)
 
 
 def looks_like(index: Index) -> bool:

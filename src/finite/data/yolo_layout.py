@@ -36,6 +36,7 @@ class Layout:
 
     classes: list[str] = field(default_factory=list)
     splits: dict[str, str] = field(default_factory=dict)
+    folder_splits: bool = True  # whether the folders' names may say the splits
     texts: set[str] = field(default_factory=set)
     keypoints: bool = False  # rows carry keypoints after the box
     file: str | None = None  # where the classes are named
@@ -49,7 +50,7 @@ def read_layout(index: Index, findings: list[Finding]) -> Layout:
         layout.keypoints = "kpt_shape" in document
     else:
         _read_names(index, layout, findings)
-    layout.splits = read_splits(index, document, layout.file, layout.texts, findings)
+    layout.splits, layout.folder_splits = read_splits(index, document, layout.file, layout.texts, findings)
     return layout
 
 
