@@ -1,10 +1,11 @@
-"""The compiled step formulated otherwise: other fusion, convolutions as matrix products. Results are the same but for rounding.
+"""The compiled step formulated otherwise: other fusion, convolutions as matrix products, with the same results but for rounding; and
+without the moving average of the weights, to see what that costs.
 
 Both formulations live in one process, so their steps take turns.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 import time
 from typing import Any
 
@@ -63,16 +64,18 @@ def convolutions(size: int, other: type[nn.Conv2d]) -> Callable[[nn.Cell], None]
 
 @dataclass(frozen=True)
 class Formulation:
-    """What is done to the network before it is compiled, and the step that compiles it."""
+    """What is done to the network before it is compiled, the step that compiles it, and other settings of `training`."""
 
     change: Callable[[nn.Cell], None] = lambda network: None
     step: type[GuardedStep] = GuardedStep
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 FORMULATIONS = {
     "kernels fused, jit level O1": Formulation(step=FusedStep),
     "1x1 convolutions as matrix products": Formulation(convolutions(1, PointConv)),
     "3x3 convolutions as products of patches": Formulation(convolutions(3, PatchConv)),
+    "the average of the weights left out": Formulation(settings={"average": 0.0}),
 }
 
 
@@ -85,7 +88,8 @@ def formulations(config: Config) -> dict[str, Any]:
     as_it_is()
     found = {}
     for name, how in FORMULATIONS.items():
-        other, _, _ = guarded_step(config, stage, change=how.change, kind=how.step)
+        changed = config.model_copy(update={"training": config.training.model_copy(update=dict(how.settings))})
+        other, _, _ = guarded_step(changed, stage, change=how.change, kind=how.step)
         other()  # compiles
         seconds = []
         for run in (as_it_is, other) * 3:
