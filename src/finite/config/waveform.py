@@ -15,6 +15,7 @@ from finite.config.common import (
     Share,
     Switch,
     Text,
+    Count,
     Threads,
     Training,
     Whole,
@@ -81,7 +82,7 @@ class Augment(Group):
 
 class Resolution(Group):
     fft: Annotated[Whole, Field(ge=4, le=65536)]
-    hop: Annotated[Whole, Field(ge=1)]
+    hop: Count
     window: Annotated[Whole, Field(ge=2)]  # one sample under a Hann window is 0
 
     @model_validator(mode="after")

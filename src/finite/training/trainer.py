@@ -27,8 +27,8 @@ from finite.run import RunFolder, TrainOptions, environment, needed_bytes, write
 from finite.tasks import TASKS
 from finite.tasks.base import Source, Sources, Task
 from finite.training import checkpoint
-from finite.training.balance import with_factors
 from finite.training.agreement import differing, same_settings, tell_workers
+from finite.training.balance import with_factors
 from finite.training.loop import Run, StageLoop, list_quarantine
 from finite.training.first_batches import FirstBatches
 from finite.training.making import make_network
