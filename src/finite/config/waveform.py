@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from finite.config import common
 from finite.config.common import (
+    Count,
     File,
     Group,
     NotNegative,
@@ -15,7 +16,6 @@ from finite.config.common import (
     Share,
     Switch,
     Text,
-    Count,
     Threads,
     Training,
     Whole,
